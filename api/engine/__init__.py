@@ -1,0 +1,1 @@
+"""Engine clients: one small protocol, one module per wire."""

@@ -1,0 +1,55 @@
+"""What the core needs of a tokenizer and its chat template; `api/rendering.py` provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from splice.types import IdArray
+
+
+class Renderer(Protocol):
+    """A model's tokenizer and chat template. Every method is pure and safe to call from any thread."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of tokenizer and template text: equal exactly when every rendering is equal."""
+
+    @property
+    def template(self) -> str:
+        """The chat template's own text."""
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Every *added* token, flagged special or not, and its id."""
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a generation, by tokenizer and generation config."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id the model may be sent or may sample."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] = {},
+        add_generation_prompt: bool = True,
+        clock: float = 0.0,
+    ) -> str:
+        """Render through the template, as transformers would. `messages` are in the template's own shape.
+
+        `clock` is what `strftime_now` tells. Raises TemplateRejected with the template's own words.
+        """
+
+    def encode(self, text: str) -> IdArray:
+        """Ids of `text`, added tokens recognised, nothing put before or after it."""
+
+    def encode_plain(self, text: str) -> IdArray:
+        """Ids of `text` where a spelled added token is just characters."""
+
+    def decode(self, ids: Sequence[int] | IdArray) -> str:
+        """Text of `ids`, control tokens spelled, no clean-up."""
