@@ -1,0 +1,1 @@
+"""api talks: the Litestar application, dialects, engine clients, tokenizer adapter, command line and demo."""

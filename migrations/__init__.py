@@ -1,0 +1,1 @@
+"""migrations upgrades: numbered, frozen schema steps; imports none of the other packages."""

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from splice.types import IdArray
+
+
+class TokenFlags(NamedTuple):
+    """How an added token takes its surroundings.
+
+    lstrip, rstrip: white space before or after it is swallowed. single_word: it must stand alone.
+    normalized: it is looked for in the text as the tokenizer normalises it, so other spellings match too.
+    """
+
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
 
 
 class Renderer(Protocol):
@@ -22,6 +35,10 @@ class Renderer(Protocol):
     @property
     def control_tokens(self) -> Mapping[str, int]:
         """Every *added* token, flagged special or not, and its id."""
+
+    @property
+    def token_flags(self) -> Mapping[str, TokenFlags]:
+        """The flags of those added tokens."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -45,10 +62,13 @@ class Renderer(Protocol):
         `clock` is what `strftime_now` tells. Raises TemplateRejected with the template's own words.
         """
 
-    def encode(self, text: str) -> IdArray:
-        """Ids of `text`, added tokens recognised, nothing put before or after it."""
+    def encode(self, text: str, *, continues: bool = False) -> IdArray:
+        """Ids of `text`, added tokens recognised, nothing put before or after it.
 
-    def encode_plain(self, text: str) -> IdArray:
+        `continues`: the text goes on after a control token, so nothing marks its first word as a text's first.
+        """
+
+    def encode_plain(self, text: str, *, continues: bool = False) -> IdArray:
         """Ids of `text` where a spelled added token is just characters."""
 
     def decode(self, ids: Sequence[int] | IdArray) -> str:

@@ -128,8 +128,17 @@ class ServerFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Reward:
+    """What a turn was worth, and who says so."""
+
+    value: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Forest:
     """A session and its turns in commit order: what inspection and samples are made from."""
 
     session: SessionView
     turns: tuple[Turn, ...]
+    rewards: Mapping[str, Reward] = field(default_factory=dict)  # by turn id, where a turn has its own

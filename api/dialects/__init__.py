@@ -1,0 +1,1 @@
+"""Dialects: pure translators between a wire and the canonical request and reply."""

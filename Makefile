@@ -1,0 +1,48 @@
+# Every target sets up what it needs; `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ENGINE ?= sim
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench format lock clean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## a virtual environment in .venv with everything in the lock file
+
+$(STAMP): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+demo: setup ## the main job end to end, with crashes on the way; ENGINE=real samples from a real small model
+	$(BIN)/tokensplice demo --engine $(ENGINE)
+
+test: setup ## every test, against real servers that it starts itself
+	$(BIN)/python -m pytest
+
+check: setup ## lint, format, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@! grep -rnE 'TODO|FIXME|XXX' --include='*.py' --include='*.lua' api store splice migrations tests
+
+bench: setup ## worker CPU a turn and Redis bytes a token against context
+	$(BIN)/tokensplice bench
+
+format: setup ## format the sources
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: setup ## write requirements.lock anew from pyproject.toml
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --generate-hashes --no-emit-index-url \
+		--no-emit-find-links --no-header --quiet --output-file requirements.lock
+
+clean: ## remove what was made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,0 +1,5 @@
+"""`python -m api` is `tokensplice`."""
+
+from api.cli import main
+
+main()

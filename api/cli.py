@@ -1,0 +1,117 @@
+"""The command line: each command parses, calls one thing, and prints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from api.settings import PREFIX, BadSettings, Settings
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _settings_options(command: Command) -> Command:
+    """One flag for each setting, from the one table."""
+    for setting in reversed(fields(Settings)):
+        command = click.option(
+            "--" + setting.name.replace("_", "-"),
+            setting.name,
+            default=None,
+            metavar="VALUE",
+            help=f"{setting.metadata['help']} [{PREFIX}{setting.name.upper()}]",
+        )(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tokensplice", prog_name="tokensplice")
+def main() -> None:
+    """Token-exact sessions between agent harnesses and inference engines."""
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@click.option("--port", default=8100, show_default=True, help="Port to bind; 0 takes a free one.")
+@click.option("--workers", default=1, show_default=True, help="Worker processes on this port.")
+@click.option(
+    "--embedded-redis",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Start and own a private Redis server with its data in this directory.",
+)
+@_settings_options
+def serve(host: str, port: int, workers: int, embedded_redis: Path | None, **flags: str | None) -> None:
+    """Run the HTTP front end."""
+    from api.preparation import PreparationError
+    from api.serve import CannotStart, serve
+    from store.errors import StoreError
+
+    try:
+        serve(flags, host=host, port=port, workers=workers, embedded_redis=embedded_redis)
+    except (BadSettings, CannotStart) as error:
+        _fail(error.problems)
+    except (PreparationError, StoreError) as error:
+        _fail([str(error)])
+
+
+@main.command()
+@click.option("--engine", type=click.Choice(["sim", "real"]), default="sim", show_default=True, help="Who samples.")
+@click.option("--rollouts", type=int, default=None, help="How many rollouts [32; real: 8].")
+@click.option("--turns", type=int, default=None, help="Turns a rollout [8; real: 6].")
+@click.option("--workers", type=int, default=3, show_default=True, help="Workers behind the balancer.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Makes a run repeatable.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+@click.option("--keep", is_flag=True, help="Leave everything running at the end, until Ctrl-C.")
+def demo(**options: Any) -> None:
+    """Play rollouts end to end on this machine, with crashes on the way, and judge every prompt."""
+    from api.demo.run import DemoOptions, main as run
+
+    sys.exit(run(DemoOptions(**options)))
+
+
+@main.command("engine-sim")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=30000, show_default=True)
+@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True, file_okay=False), help="[a Qwen3 one]")
+@click.option("--seed", default=0, show_default=True)
+@click.option("--context-length", default=32768, show_default=True)
+@click.option("--version", "version", default="0.5.13", show_default=True, help="The SGLang version to act as.")
+@click.option("--record", "record_path", type=click.Path(path_type=Path), help="Also append the record to this file.")
+def engine_sim(host: str, port: int, tokenizer: Path | None, **config: Any) -> None:
+    """Run the simulated SGLang engine."""
+    from api.assets import qwen3_directory
+    from api.demo.sim import SimConfig, run
+
+    directory = tokenizer or qwen3_directory(progress=click.echo)
+    run(SimConfig(tokenizer=directory, **config), host=host, port=port)
+
+
+@main.command()
+@_settings_options
+def doctor(**flags: str | None) -> None:
+    """Check Redis, engine, tokenizer and template; exit 1 on a fault."""
+    from api.doctor import examine
+
+    try:
+        checks = asyncio.run(examine(Settings.from_env(os.environ, **flags)))
+    except BadSettings as error:
+        _fail(error.problems)
+    for name, check in checks.items():
+        click.echo(f"{'ok  ' if check.ok else 'FAIL'} {name}: {check.detail}")
+    sys.exit(0 if all(check.ok for check in checks.values()) else 1)
+
+
+def _fail(problems: list[str]) -> None:
+    for problem in problems:
+        click.echo(f"tokensplice: {problem}", err=True)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""OpenAI Chat Completions: wire body -> TurnRequest, TurnReply -> wire body or events.
+
+Decoding is two passes of msgspec: the top level as raw slices, so that unknown names are seen and a 64k-token
+history is never built twice, then each known field by its own type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import orjson
+
+from api.ids import turn_of_call, turn_of_response
+from api.request import BadRequest, TurnReply, TurnRequest
+from splice.identity import ids_digest
+from splice.locate import Echo
+from splice.types import Message, Rendering, ToolCall, id_array
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(msgspec.Struct):
+    function: _Function
+    id: str | None = None
+    type: str | None = None
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    id: str | None = None
+    generation_token_ids: msgspec.Raw = msgspec.Raw()
+
+
+class _Tool(msgspec.Struct):
+    type: str
+    function: dict[str, Any]
+
+
+class _ConversationParams(msgspec.Struct):
+    conversation_id: str | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+_ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+
+# Fields that change nothing here: OpenAI's bookkeeping, and switches that engines take as hints.
+_IGNORED = {
+    "user", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "return_meta_info", "return_prompt_token_ids",
+}  # fmt: skip
+
+_TYPES: Mapping[str, Any] = {
+    "messages": list[_Message],
+    "model": str | None,
+    "tools": list[_Tool] | None,
+    "tool_choice": str | dict[str, Any] | None,
+    "stream": bool | None,
+    "stream_options": _StreamOptions | None,
+    "max_tokens": int | None,
+    "max_completion_tokens": int | None,
+    "n": int | None,
+    "chat_template_kwargs": dict[str, Any] | None,
+    "reasoning_effort": str | None,
+    "return_token_ids": bool | None,
+    "return_tokens_as_token_ids": bool | None,
+    "logprobs": bool | None,
+    "top_logprobs": int | None,
+    "metadata": dict[str, Any] | None,
+    "parallel_tool_calls": bool | None,
+    "add_generation_prompt": bool | None,
+    "continue_final_message": bool | None,
+    "conversation_params": _ConversationParams | None,
+}
+
+# Legal values whose meaning is not kept here: named in a 400, never dropped.
+_UNSUPPORTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda v: v not in (None, 1), "only n=1 is served: a turn is one generation; ask again for another sample"),
+    "tool_choice": (lambda v: v not in (None, "auto", "none"), "only auto and none are served"),
+    "top_logprobs": (lambda v: v not in (None, 0), "alternatives are not kept; leave it out or send 0"),
+    "parallel_tool_calls": (lambda v: v is False, "cannot be forbidden; leave it out"),
+    "add_generation_prompt": (lambda v: v is False, "a turn always opens the assistant's reply"),
+    "continue_final_message": (lambda v: v is True, "a final assistant message is context, not a prefix"),
+}
+
+
+def decode(body: bytes) -> TurnRequest:
+    """Read a `/v1/chat/completions` body. Raises BadRequest naming every bad or unsupported field."""
+    try:
+        raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise BadRequest({"body": f"no JSON object: {error}"}) from None
+    fields, problems = _typed(raw)
+    if "messages" not in raw:
+        problems["messages"] = "is required"
+    if problems:
+        raise BadRequest(problems)
+    unsupported = {k: words for k, (bad, words) in _UNSUPPORTED.items() if k in fields and bad(fields[k])}
+    if unsupported:
+        raise BadRequest(unsupported, code="unsupported_parameter")
+    messages, echoes = _messages(fields["messages"])
+    return TurnRequest(
+        messages=messages,
+        rendering=_rendering(fields),
+        sampling=_sampling(raw),
+        max_tokens=_first(fields, "max_completion_tokens", "max_tokens"),
+        echoes=echoes,
+        model=fields.get("model") or "",
+        stream=bool(fields.get("stream")),
+        stream_usage=bool(getattr(fields.get("stream_options"), "include_usage", False)),
+        token_ids=bool(fields.get("return_token_ids") or fields.get("return_tokens_as_token_ids")),
+        log_probs=bool(fields.get("logprobs")),
+        tokens_as_ids=bool(fields.get("return_tokens_as_token_ids")),
+        parse_calls=fields.get("tool_choice") != "none",
+        metadata={str(k): str(v) for k, v in (fields.get("metadata") or {}).items()},
+        conversation_id=getattr(fields.get("conversation_params"), "conversation_id", None) or "",
+    )
+
+
+def _typed(raw: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], dict[str, str]]:
+    fields: dict[str, Any] = {}
+    problems: dict[str, str] = {}
+    for name, kind in _TYPES.items():
+        if name in raw:
+            try:
+                fields[name] = msgspec.json.decode(raw[name], type=kind)
+            except msgspec.DecodeError as error:
+                problems[name] = str(error)
+    return fields, problems
+
+
+def _sampling(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """Every other field is taken for a sampling parameter: the engine knows it, or it is refused by name."""
+    others = {k: msgspec.json.decode(v) for k, v in raw.items() if k not in _TYPES and k not in _IGNORED}
+    return {k: v for k, v in others.items() if v is not None}
+
+
+def _rendering(fields: Mapping[str, Any]) -> Rendering:
+    tools = tuple({"type": tool.type, "function": tool.function} for tool in fields.get("tools") or ())
+    kwargs = dict(fields.get("chat_template_kwargs") or {})
+    if fields.get("reasoning_effort") is not None:
+        kwargs.setdefault("reasoning_effort", fields["reasoning_effort"])
+    return Rendering(tools, kwargs)
+
+
+def _first(fields: Mapping[str, Any], *names: str) -> int | None:
+    value: int | None = next((fields[n] for n in names if fields.get(n) is not None), None)
+    if value is not None and value < 0:
+        raise BadRequest({names[0]: "must be at least 0"})
+    return value
+
+
+def _messages(wire: list[_Message]) -> tuple[tuple[Message, ...], tuple[Echo, ...]]:
+    if not wire:
+        raise BadRequest({"messages": "holds no message"})
+    messages: list[Message] = []
+    echoes: list[Echo] = []
+    depth = 0
+    for index, message in enumerate(wire):
+        canonical = _message(message, f"messages[{index}]")
+        messages.append(canonical)
+        if canonical.role == "assistant":
+            depth += 1
+            echo = _echo(message, canonical, depth)
+            if echo is not None:
+                echoes.append(echo)
+    return tuple(messages), tuple(echoes)
+
+
+def _message(wire: _Message, path: str) -> Message:
+    if wire.role not in _ROLES:
+        raise BadRequest({f"{path}.role": f"{wire.role!r} is none of {', '.join(sorted(_ROLES))}"})
+    role: Any = "tool" if wire.role == "function" else wire.role
+    return Message(
+        role,
+        content=_text(wire.content, path),
+        reasoning=(wire.reasoning_content or wire.reasoning or "") if role == "assistant" else "",
+        tool_calls=tuple(_call(call) for call in wire.tool_calls or ()) if role == "assistant" else (),
+        tool_call_id=(wire.tool_call_id or "") if role == "tool" else "",
+        name=wire.name or "",
+    )
+
+
+def _text(content: str | list[_Part] | None, path: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for n, part in enumerate(content):
+        if part.type not in {"text", "input_text", "output_text"}:
+            raise BadRequest(
+                {f"{path}.content[{n}].type": f"{part.type!r} is not served: text only"}, code="unsupported_parameter"
+            )
+    return "".join(part.text for part in content)
+
+
+def _call(call: _Call) -> ToolCall:
+    arguments = call.function.arguments
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+    return ToolCall(call.function.name, text, call.id or "")
+
+
+def _echo(wire: _Message, message: Message, depth: int) -> Echo | None:
+    turn = next((t for t in (turn_of_call(call.id) for call in message.tool_calls) if t), "")
+    turn = turn or turn_of_response(wire.id or "")
+    digest = b""
+    if wire.generation_token_ids:
+        try:
+            digest = ids_digest(id_array(msgspec.json.decode(wire.generation_token_ids, type=list[int] | None) or []))
+        except (msgspec.DecodeError, OverflowError):
+            digest = b""  # the field is the client's own affair unless it is what we sent
+    return Echo(depth, digest, turn) if turn or digest else None
+
+
+# What leaves.
+
+
+def headers(reply: TurnReply) -> dict[str, str]:
+    """The reply headers every dialect shares."""
+    origin = reply.turn.origin
+    splice = f"{origin.kind}; reason={origin.reason}" if origin.reason else origin.kind
+    shown = {
+        "x-tokensplice-session": reply.session_id,
+        "x-tokensplice-turn": reply.turn.turn_id,
+        "x-tokensplice-splice": splice,
+    }
+    if reply.turn.parent_id:
+        shown["x-tokensplice-parent"] = reply.turn.parent_id
+    if reply.replayed:
+        shown["x-tokensplice-replayed"] = "1"
+    return shown
+
+
+def encode(reply: TurnReply, request: TurnRequest) -> bytes:
+    """The `chat.completion` body."""
+    turn = reply.turn
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": _reply_message(reply, request),
+        "finish_reason": turn.finish_reason,
+        "logprobs": _log_probs(reply, request),
+    }
+    body = {
+        "id": f"chatcmpl-{turn.turn_id}",
+        "object": "chat.completion",
+        "created": int(turn.created_at),
+        "model": request.model or turn.model,
+        "choices": [choice],
+        "usage": usage(reply),
+    }
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def usage(reply: TurnReply) -> dict[str, Any]:
+    """Token counts of one turn."""
+    prompt, generated = reply.turn.prompt_length, len(reply.turn.generation)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": reply.turn.engine_facts.get("cached_tokens", 0)},
+    }
+
+
+def events(reply: TurnReply, request: TurnRequest) -> Iterator[bytes]:
+    """The same reply as `chat.completion.chunk` events, ended by `[DONE]`."""
+    turn = reply.turn
+    message = _reply_message(reply, request)
+    delta = {k: v for k, v in message.items() if k != "tool_calls"}
+    yield _chunk(reply, request, {"role": "assistant", "content": ""}, None)
+    yield _chunk(reply, request, {k: v for k, v in delta.items() if k != "role"}, None, _log_probs(reply, request))
+    for n, call in enumerate(message.get("tool_calls", ())):
+        yield _chunk(reply, request, {"tool_calls": [{"index": n, **call}]}, None)
+    yield _chunk(reply, request, {}, turn.finish_reason)
+    if request.stream_usage:
+        yield _event({**_chunk_head(reply, request), "choices": [], "usage": usage(reply)})
+    yield b"data: [DONE]\n\n"
+
+
+def _chunk_head(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:
+    return {
+        "id": f"chatcmpl-{reply.turn.turn_id}",
+        "object": "chat.completion.chunk",
+        "created": int(reply.turn.created_at),
+        "model": request.model or reply.turn.model,
+    }
+
+
+def _chunk(
+    reply: TurnReply, request: TurnRequest, delta: dict[str, Any], finish_reason: str | None, log_probs: Any = None
+) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": log_probs}
+    return _event({**_chunk_head(reply, request), "choices": [choice]})
+
+
+def _event(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n\n"
+
+
+def _reply_message(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:
+    message = reply.turn.reply
+    wire: dict[str, Any] = {"role": "assistant", "content": message.content}
+    if message.reasoning:
+        wire["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        wire["tool_calls"] = [
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+            for c in message.tool_calls
+        ]
+        wire["content"] = message.content or None
+    if request.token_ids:
+        generation = reply.turn.generation
+        wire["prompt_token_ids"] = reply.prompt_ids
+        wire["generation_token_ids"] = generation.ids
+        wire["generation_log_probs"] = np.asarray(generation.log_probs, dtype=np.float64)
+    return wire
+
+
+def _log_probs(reply: TurnReply, request: TurnRequest) -> dict[str, Any] | None:
+    if not request.log_probs:
+        return None
+    generation = reply.turn.generation
+    ids, values = generation.ids.tolist(), np.asarray(generation.log_probs, dtype=np.float64).tolist()
+    texts = [f"token_id:{i}" for i in ids] if request.tokens_as_ids else list(reply.token_texts)
+    content = [
+        {"token": text, "logprob": value, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, value in zip(texts, values, strict=True)
+    ]
+    return {"content": content, "refusal": None}

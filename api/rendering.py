@@ -1,0 +1,178 @@
+"""A model's tokenizer and chat template, as a worker holds them: `splice.renderer.Renderer` on real libraries.
+
+Loads a directory that `api.preparation` wrote, with `tokenizers` and `jinja2` only; transformers is never
+imported here. Everything is compiled once and may be used from any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer
+
+from api.preparation import Manifest, load_manifest
+from api.sandbox import CompiledTemplate
+from splice.renderer import TokenFlags
+from splice.types import IdArray, id_array
+
+# Stands before a text that is encoded as if other text came before it. A noncharacter: no text has use for it.
+_ANCHOR = "\U0001fffe\U0010fffe"
+_REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ModelRenderer:
+    """A prepared model directory behind `splice.renderer.Renderer`."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str, manifest: Manifest, identity: str) -> None:
+        plain = _without_added_tokens(tokenizer)
+        self._live = _Encoder(tokenizer, lambda: _with_anchor(Tokenizer.from_str(tokenizer.to_str())))
+        self._plain = _Encoder(plain, lambda: _with_anchor(_without_added_tokens(tokenizer)))
+        self._compiled = CompiledTemplate(template)
+        self._special_tokens = dict(manifest.special_tokens)
+        self._control = {text: token.id for text, token in manifest.added_tokens.items()}
+        self._flags = {
+            text: TokenFlags(token.lstrip, token.rstrip, token.single_word, token.normalized)
+            for text, token in manifest.added_tokens.items()
+        }
+        self._eos_ids = frozenset(manifest.eos_ids)
+        self._vocab_size = manifest.vocab_size
+        self._identity = identity
+
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """A directory written by `api.preparation`. Raises PreparationError, TemplateRejected."""
+        manifest = load_manifest(directory)
+        template = (directory / "chat_template.jinja").read_bytes().decode()
+        return cls(_read_tokenizer(directory), template, manifest, manifest.identity)
+
+    @classmethod
+    def from_template_file(cls, template: Path, directory: Path) -> Self:
+        """A bare template file with a prepared directory's tokenizer: enough to check what can be spliced."""
+        manifest = load_manifest(directory)
+        text = template.read_bytes().decode()
+        identity = hashlib.sha256(f"{manifest.identity}\0{text}".encode()).hexdigest()
+        return cls(_read_tokenizer(directory), text, manifest, identity)
+
+    @property
+    def identity(self) -> str:
+        """Digest of tokenizer and template text."""
+        return self._identity
+
+    @property
+    def template(self) -> str:
+        """The chat template's own text."""
+        return self._compiled.text
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Every added token and its id."""
+        return self._control
+
+    @property
+    def token_flags(self) -> Mapping[str, TokenFlags]:
+        """How each added token takes its surroundings."""
+        return self._flags
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a generation."""
+        return self._eos_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return self._vocab_size
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] = {},
+        add_generation_prompt: bool = True,
+        clock: float = 0.0,
+    ) -> str:
+        """Render as transformers would. Raises TemplateRejected with the template's own words."""
+        variables = {
+            **self._special_tokens,
+            **kwargs,
+            "messages": [_with_reasoning_aliases(message) for message in messages],
+            "tools": list(tools) or None,
+            "documents": kwargs.get("documents"),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._compiled.render(variables, clock=clock)
+
+    def encode(self, text: str, *, continues: bool = False) -> IdArray:
+        """Ids of `text`, added tokens recognised."""
+        return self._live.encode(text, continues=continues)
+
+    def encode_plain(self, text: str, *, continues: bool = False) -> IdArray:
+        """Ids of `text` where a spelled added token is just characters."""
+        return self._plain.encode(text, continues=continues)
+
+    def decode(self, ids: Sequence[int] | IdArray) -> str:
+        """Text of `ids`, control tokens spelled."""
+        return self._live.decode(ids)
+
+
+class _Encoder:
+    """A tokenizer, and what it does at the start of a text.
+
+    SentencePiece-style tokenizers put a marker before a text's first word. A fragment goes on after other
+    text, so it must not get one: there it is encoded behind an anchor token, whose id is dropped.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, anchored: Callable[[], Tokenizer]) -> None:
+        self._tokenizer = tokenizer
+        self._anchored = anchored() if _marks_the_start(tokenizer) else None
+
+    def encode(self, text: str, *, continues: bool) -> IdArray:
+        if continues and self._anchored is not None and _ANCHOR not in text:
+            return _ids(self._anchored, _ANCHOR + text)[1:]
+        return _ids(self._tokenizer, text)
+
+    def decode(self, ids: Sequence[int] | IdArray) -> str:
+        plain = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+        return str(self._tokenizer.decode(plain, skip_special_tokens=False))
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> IdArray:
+    return id_array(np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32))
+
+
+def _read_tokenizer(directory: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The same model and rules without its added tokens. The model is shared, not copied: this is quick."""
+    plain = Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        if (value := getattr(tokenizer, part)) is not None:
+            setattr(plain, part, value)
+    return plain
+
+
+def _with_anchor(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.add_tokens([AddedToken(_ANCHOR, normalized=False, special=True)])
+    return tokenizer
+
+
+def _marks_the_start(tokenizer: Tokenizer) -> bool:
+    """Whether a word at the start of a text is written otherwise than after a control token."""
+    plain = _without_added_tokens(tokenizer)
+    anchored = _with_anchor(_without_added_tokens(tokenizer))
+    return any(not np.array_equal(_ids(anchored, _ANCHOR + text)[1:], _ids(plain, text)) for text in ("a", " a", "\na"))
+
+
+def _with_reasoning_aliases(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Reasoning under the two names that templates read, as transformers does it."""
+    reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}

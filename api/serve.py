@@ -1,0 +1,114 @@
+"""`tokensplice serve`: the parent. Prepares the model once, checks what must hold, then supervises workers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from api import log
+from api.doctor import examine, prepared
+from api.settings import PREFIX, BadSettings, Settings
+from api.worker import (
+    PREPARED,
+    build_formats,
+    build_splicer,
+    serve_worker,
+    uvicorn_options,
+)
+from store.embedded import EmbeddedRedis
+
+
+class CannotStart(Exception):
+    """A fault that waiting will not heal; `problems` names each, with the fix."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def serve(
+    flags: Mapping[str, str | None], *, host: str, port: int, workers: int, embedded_redis: Path | None = None
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises BadSettings, CannotStart."""
+    with ExitStack() as owned:
+        if embedded_redis is not None:
+            server = owned.enter_context(EmbeddedRedis(embedded_redis))
+            flags = {**flags, "redis_url": server.url}
+        settings = Settings.from_env(os.environ, **flags)
+        log.configure(settings.log_level)
+        _refuse_open_doors(settings, host)
+        if not settings.tokenizer:
+            raise BadSettings([f"{PREFIX}TOKENIZER: is required: a directory or hub id of the model's tokenizer"])
+        model = prepared(settings)
+        _preflight(settings, model)
+        owned.enter_context(_environment(flags, model, workers))
+        _supervise(settings, host, port, workers)
+
+
+def _supervise(settings: Settings, host: str, port: int, workers: int) -> None:
+    config = uvicorn.Config("api.worker:none", host=host, port=port, workers=workers, **uvicorn_options(settings))
+    listener = config.bind_socket()
+    bound: tuple[str, int] = listener.getsockname()[:2]
+    log.event("serving", url=f"http://{bound[0]}:{bound[1]}", workers=workers, settings=settings.shown())
+    if workers == 1:
+        serve_worker([listener])
+    else:
+        Multiprocess(config, target=serve_worker, sockets=[listener]).run()
+
+
+def _refuse_open_doors(settings: Settings, host: str) -> None:
+    """Without keys anybody who reaches the port is served, so it must be loopback."""
+    if settings.api_keys or host == "localhost":
+        return
+    try:
+        loopback = ip_address(host).is_loopback
+    except ValueError:
+        loopback = ip_address(socket.gethostbyname(host)).is_loopback
+    if not loopback:
+        raise CannotStart([f"--host {host} is reachable from outside: set {PREFIX}API_KEYS, or bind 127.0.0.1"])
+
+
+def _preflight(settings: Settings, model: Path) -> None:
+    """The checks that stop a start; an engine or Redis that is only away does not."""
+    try:
+        build_formats(settings, build_splicer(settings, model))
+    except ValueError as error:
+        raise CannotStart([str(error)]) from None
+    checks = asyncio.run(examine(settings))
+    for name, check in checks.items():
+        log.event("check", name=name, ok=check.ok, detail=check.detail)
+    fatal = [f"{name}: {check.detail}" for name, check in checks.items() if check.fatal]
+    if fatal:
+        raise CannotStart(fatal)
+
+
+@contextmanager
+def _environment(flags: Mapping[str, str | None], model: Path, workers: int) -> Iterator[None]:
+    """Workers are told by the environment what the parent was told by flags."""
+    told = {PREFIX + name.upper(): value for name, value in flags.items() if value is not None}
+    told[PREPARED] = str(model)
+    scratch = tempfile.mkdtemp(prefix="tokensplice-metrics-") if workers > 1 else None
+    if scratch:
+        told["PROMETHEUS_MULTIPROC_DIR"] = scratch
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update(told)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)

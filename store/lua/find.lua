@@ -1,0 +1,173 @@
+#!lua flags=no-writes
+--[[
+Everything a request needs to know of a session, in one call.
+
+KEYS  1 session  2 links  3 turns  4 tokens  5 index  6 requests
+ARGV  1 rendering signature  2 request hash  3 idempotency field or ""
+      4 turn whose lineage is wanted, or "" for that of the turn which `splice.locate` is expected to choose
+      5 number of chain hashes, 6 of hints, 7 of generation digests, 8 of turns that the caller has cached
+      then these lists one after another; chain hashes shallowest first, hints strongest first
+Result
+  1 the session's fixed fields: name, value, name, value ...; empty when there is no session
+  2 candidates {depth, turn, link line, root fact}, from the deepest conversation up to and including the
+    first that has a turn of the wanted signature: nothing shallower can be chosen
+  3 earlier turns of an equal request: turn, extended, turn, extended ...
+  4 the value under the idempotency field, or nil
+  5 the hints that this session lacks
+  6 the lineage {turn, link line, record, root fact, cached turn it starts after or "", lengths, chunk, chunk ...}
+    or {} for none; a lost ancestor ends it with {turn, ""}
+
+A turn's line is read, never its record. Cached turns only count when they still have a line, so a server that lost
+data is noticed here.
+]]
+local session, links, turns, tokens, index, requests = unpack(KEYS)
+local signature, request, idempotency, wanted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local NOTHING = '%'
+local FIXED = {
+  'id', 'tenant', 'schema', 'state', 'created', 'updated', 'run', 'group', 'group_size', 'metadata',
+  'sampling_params', 'ttl_s', 'on_rendering_change', 'on_overflow', 'thinking', 'parent_session', 'unnamed',
+  'model', 'turns', 'tokens', 'sampled_tokens', 'last_turn', 'status', 'reward',
+}
+
+local at = 8
+local function list(count)
+  local items = {}
+  for i = 1, tonumber(count) do items[i] = ARGV[at + i] end
+  at = at + #items
+  return items
+end
+local function set(items)
+  local members = {}
+  for _, item in ipairs(items) do members[item] = true end
+  return members
+end
+local chain, hints = list(ARGV[5]), list(ARGV[6])
+local digests, cached = set(list(ARGV[7])), set(list(ARGV[8]))
+
+local function parse(line)
+  local words = {}
+  for word in string.gmatch(line, '%S+') do words[#words + 1] = word end
+  return {
+    extended = words[1], order = tonumber(words[2]), parent = words[3], root = words[4],
+    n_delta = words[7], delta = words[8], n_generated = words[9], digest = words[10],
+  }
+end
+
+local function root_fact(turn, link)
+  return redis.call('HGET', session, 'root:' .. (link.root == NOTHING and turn or link.root)) or ''
+end
+
+local function fixed_fields()
+  local values, flat = redis.call('HMGET', session, unpack(FIXED)), {}
+  for i, name in ipairs(FIXED) do
+    if values[i] then
+      flat[#flat + 1] = name
+      flat[#flat + 1] = values[i]
+    end
+  end
+  return flat
+end
+
+local function candidates()
+  local found, equal = {}, {}
+  for depth = #chain, 1, -1 do
+    for turn in string.gmatch(redis.call('HGET', index, chain[depth]) or '', '%S+') do
+      local line = redis.call('HGET', links, turn)
+      if line then
+        local link = parse(line)
+        local fact = root_fact(turn, link)
+        found[#found + 1] = {depth, turn, line, fact}
+        if string.sub(fact, 1, #signature + 1) == signature .. ' ' then
+          equal[#equal + 1] = {turn = turn, link = link}
+        end
+      end
+    end
+    if #equal > 0 then break end
+  end
+  return found, equal
+end
+
+-- The tie rule of `splice.locate`; a wrong guess costs the caller one more call.
+local function expected(equal)
+  local narrowed = {}
+  for _, one in ipairs(equal) do
+    if digests[one.link.digest] then narrowed[#narrowed + 1] = one end
+  end
+  if #narrowed > 0 then equal = narrowed end
+  for _, hint in ipairs(hints) do
+    for _, one in ipairs(equal) do
+      if one.turn == hint then return one.turn end
+    end
+  end
+  local best
+  for _, one in ipairs(equal) do
+    local link = one.link
+    if not best or link.extended < best.link.extended
+      or (link.extended == best.link.extended and link.order > best.link.order) then
+      best = one
+    end
+  end
+  return best and best.turn or ''
+end
+
+local function earlier()
+  local flat = {}
+  for turn in string.gmatch(redis.call('HGET', requests, request) or '', '%S+') do
+    local line = redis.call('HGET', links, turn)
+    if line then
+      flat[#flat + 1] = turn
+      flat[#flat + 1] = string.sub(line, 1, 1)
+    end
+  end
+  return flat
+end
+
+local function unknown()
+  local lacking = {}
+  for _, hint in ipairs(hints) do
+    if redis.call('HEXISTS', links, hint) == 0 then lacking[#lacking + 1] = hint end
+  end
+  return lacking
+end
+
+local function lineage(head)
+  local head_line = head ~= '' and redis.call('HGET', links, head)
+  if not head_line then return {} end
+  local lengths, chunks, turn, line = {}, {}, head, head_line
+  while turn ~= NOTHING and not cached[turn] do
+    local link = parse(line)
+    if link.n_generated ~= '0' then
+      lengths[#lengths + 1] = link.n_generated
+      chunks[#chunks + 1] = redis.call('HGET', tokens, turn)
+    end
+    if link.n_delta ~= '0' then
+      lengths[#lengths + 1] = link.n_delta
+      chunks[#chunks + 1] = redis.call('HGET', tokens, link.delta)
+    end
+    turn = link.parent
+    if turn ~= NOTHING then
+      line = redis.call('HGET', links, turn)
+      if not line then return {turn, ''} end
+    end
+  end
+  local answer = {
+    head, head_line, redis.call('HGET', turns, head) or '', root_fact(head, parse(head_line)),
+    turn == NOTHING and '' or turn, '',
+  }
+  for i = #chunks, 1, -1 do answer[#answer + 1] = chunks[i] end
+  for i = 1, math.floor(#lengths / 2) do
+    lengths[i], lengths[#lengths + 1 - i] = lengths[#lengths + 1 - i], lengths[i]
+  end
+  answer[6] = table.concat(lengths, ' ')
+  return answer
+end
+
+local found, equal = candidates()
+return {
+  fixed_fields(),
+  found,
+  earlier(),
+  idempotency ~= '' and redis.call('HGET', requests, idempotency),
+  unknown(),
+  lineage(wanted ~= '' and wanted or expected(equal)),
+}
