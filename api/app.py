@@ -16,10 +16,10 @@ from litestar.exceptions import HTTPException
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from api import log
+from api.admission import Admission
 from api.engine.base import Engine
 from api.errors import Problem, openai_body, problem_of
 from api.facts import TurnDone
-from api.admission import Admission
 from api.keys import KeyRing
 from api.metrics import Metrics
 from api.readiness import Readiness
@@ -27,7 +27,7 @@ from api.running import RunningTurns
 from api.service import Policy, TurnService
 from api.settings import Settings
 from splice.boundary import Splicer
-from splice.parsers import ReplyFormats
+from splice.parsers import ReplyGrammar
 from store.redis import RedisStore
 
 
@@ -46,13 +46,13 @@ class Worker:
 
 
 def create_app(
-    settings: Settings, *, store: RedisStore, engine: Engine, splicer: Splicer, formats: ReplyFormats
+    settings: Settings, *, store: RedisStore, engine: Engine, splicer: Splicer, grammar: ReplyGrammar
 ) -> Litestar:
     """Wire a worker. The app owns `store` and `engine` from here on and closes them at shutdown."""
     from api.routes import HANDLERS
 
     metrics = Metrics()
-    readiness = Readiness(store, engine, splicer, context_length=settings.context_length)
+    readiness = Readiness(store, engine, splicer, settings)
     admission = Admission(settings.max_in_flight, readiness, metrics)
     running = RunningTurns(store)
 
@@ -64,7 +64,7 @@ def create_app(
         store,
         engine,
         splicer,
-        formats,
+        grammar,
         window=readiness.window,
         policy=Policy(settings.on_rendering_change, settings.on_overflow),
         observe=observe,
@@ -133,7 +133,7 @@ class SessionPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Rewrite `/sessions/<id>[/...]`."""
-        raw = scope.get("raw_path", b"") if scope["type"] == "http" else b""
+        raw = bytes(scope.get("raw_path", b""))
         if raw.startswith(b"/sessions/") and len(raw) > len(b"/sessions/"):
             segments = raw.split(b"?", 1)[0].split(b"/")
             token = urlsafe_b64encode(unquote(segments[2].decode("latin-1")).encode()).decode()

@@ -1,5 +1,7 @@
-"""Who calls, and which session is meant: the first that is present of URL, `x-session-id`, a harness's own
-header, `conversation_params.conversation_id`, a session key; else none, and content lineage finds it.
+"""Who calls, and which session is meant.
+
+The first that is present: URL, `x-session-id`, a harness's own header, `conversation_params.conversation_id`, a
+session key; else none, and content lineage finds it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from api.demo.engine_sim import main as engine_sim
 from api.settings import PREFIX, BadSettings, Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -70,26 +71,10 @@ def serve(host: str, port: int, workers: int, embedded_redis: Path | None, **fla
 @click.option("--keep", is_flag=True, help="Leave everything running at the end, until Ctrl-C.")
 def demo(**options: Any) -> None:
     """Play rollouts end to end on this machine, with crashes on the way, and judge every prompt."""
-    from api.demo.run import DemoOptions, main as run
+    from api.demo.run import DemoOptions
+    from api.demo.run import main as run
 
     sys.exit(run(DemoOptions(**options)))
-
-
-@main.command("engine-sim")
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=30000, show_default=True)
-@click.option("--tokenizer", type=click.Path(path_type=Path, exists=True, file_okay=False), help="[a Qwen3 one]")
-@click.option("--seed", default=0, show_default=True)
-@click.option("--context-length", default=32768, show_default=True)
-@click.option("--version", "version", default="0.5.13", show_default=True, help="The SGLang version to act as.")
-@click.option("--record", "record_path", type=click.Path(path_type=Path), help="Also append the record to this file.")
-def engine_sim(host: str, port: int, tokenizer: Path | None, **config: Any) -> None:
-    """Run the simulated SGLang engine."""
-    from api.assets import qwen3_directory
-    from api.demo.sim import SimConfig, run
-
-    directory = tokenizer or qwen3_directory(progress=click.echo)
-    run(SimConfig(tokenizer=directory, **config), host=host, port=port)
 
 
 @main.command()
@@ -111,6 +96,9 @@ def _fail(problems: list[str]) -> None:
     for problem in problems:
         click.echo(f"tokensplice: {problem}", err=True)
     sys.exit(2)
+
+
+main.add_command(engine_sim)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ async def examine(settings: Settings) -> dict[str, Check]:
     except (PreparationError, TemplateRejected) as error:
         return {"tokenizer": Check(ok=False, detail=str(error), fatal=True)}
     store, engine = build_store(settings), build_engine(settings)
-    readiness = Readiness(store, engine, splicer, context_length=settings.context_length)
+    readiness = Readiness(store, engine, splicer, settings)
     try:
         await readiness.check()
     finally:

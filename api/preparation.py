@@ -34,6 +34,7 @@ FORMAT_VERSION = 1
 _UNLIMITED = 10**12  # transformers writes 1e30 where a model states no length
 _HUB_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py")
 _NOT_TOKENIZER = re.compile(r"\.(safetensors|bin|pt|pth|gguf|onnx|msgpack|h5)(\.index\.json)?$")
+_GIVE_TEMPLATE = "give one (TOKENSPLICE_CHAT_TEMPLATE, --chat-template)"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -198,9 +199,9 @@ def _load_tokenizer(origin: _Origin, *, trust_remote_code: bool) -> PreTrainedTo
         raise PreparationError(_loading_failed(origin.name, error)) from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise PreparationError(
-            f"{origin.name} loads as {type(tokenizer).__name__}, which has no tokenizer.json form. Convert it once where "
-            "its own library is installed (AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(DIR)) "
-            "or take a repository of the same model that ships tokenizer.json, and give that directory"
+            f"{origin.name} loads as {type(tokenizer).__name__}, which has no tokenizer.json form: give a directory or "
+            "repository of the same model that ships tokenizer.json, or convert it once with transformers where the "
+            "tokenizer's own library is installed, and save_pretrained it"
         )
     return tokenizer
 
@@ -227,8 +228,7 @@ def _chosen_template(tokenizer: PreTrainedTokenizerFast, origin: _Origin) -> str
         )
     if "default" not in templates:
         raise PreparationError(
-            f"{origin.name} has the chat templates {sorted(templates)} and none named default: "
-            "give one (TOKENSPLICE_CHAT_TEMPLATE, --chat-template)"
+            f"{origin.name} has the chat templates {sorted(templates)} and none named default: {_GIVE_TEMPLATE}"
         )
     if "tool_use" in templates:
         return _chosen_by_tools(templates["default"], templates["tool_use"])

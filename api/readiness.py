@@ -13,6 +13,7 @@ import numpy as np
 
 from api import log
 from api.engine.base import Engine, EngineContract, EngineError, EngineFacts, EngineUnavailable
+from api.settings import Settings
 from splice.boundary import Splicer
 from splice.plan import Window
 from store.errors import EvictionEnabled, ServerTooOld, StoreError
@@ -40,11 +41,11 @@ class Check:
 class Readiness:
     """The checks' last outcome, the engine's window once known, and whether the worker is being stopped."""
 
-    def __init__(self, store: RedisStore, engine: Engine, splicer: Splicer, *, context_length: int = 0) -> None:
+    def __init__(self, store: RedisStore, engine: Engine, splicer: Splicer, settings: Settings) -> None:
         self._store = store
         self._engine = engine
         self._splicer = splicer
-        self._context_length = context_length
+        self._settings = settings
         self._window: Window | None = None
         self.draining = False
         self.checks: dict[str, Check] = {
@@ -96,6 +97,13 @@ class Readiness:
             return Check(ok=False, detail=str(error), fatal=True)
         except StoreError as error:
             return Check(ok=False, detail=str(error))
+        if self._settings.durability == "aof" and not facts.append_only:
+            return Check(
+                ok=False,
+                detail="durability is aof but the server keeps no append-only file: set `appendonly yes` there, "
+                "or TOKENSPLICE_DURABILITY=memory if losing every session with the server is meant",
+                fatal=True,
+            )
         return Check(ok=True, detail=f"{facts.product} {facts.version}, append-only {facts.append_only}")
 
     async def _ask_engine(self) -> Check:
@@ -109,7 +117,7 @@ class Readiness:
         return Check(ok=True, detail=f"{facts.kind} {facts.version}, context {self._window.context_length}")
 
     def _limits(self, facts: EngineFacts) -> Window:
-        context = min(self._context_length or facts.context_length, facts.context_length)
+        context = min(self._settings.context_length or facts.context_length, facts.context_length)
         return Window(context, min(facts.max_prompt_length, context - 1))
 
     async def _compare_tokenizers(self) -> Check:

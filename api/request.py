@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from splice.locate import Echo
@@ -41,10 +41,6 @@ class TurnRequest:
     parse_calls: bool = True
     metadata: Mapping[str, str] = field(default_factory=dict)
     conversation_id: str = ""
-
-    def wanting_token_ids(self, wanted: bool) -> TurnRequest:  # noqa: FBT001 - the setting's own word
-        """The same request with the operator's choice about token ids in the reply."""
-        return replace(self, token_ids=wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -131,7 +131,7 @@ class _Dict:
 class _Namespace(jinja2.utils.Namespace):
     """`namespace` without underscored attributes, a way out of the sandbox."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: N805 - so that `namespace(self=...)` works
+    def __init__(*args: Any, **kwargs: Any) -> None:
         self, rest = args[0], args[1:]
         attributes: dict[str, Any] = dict(*rest, **kwargs)
         for name in attributes:
@@ -151,7 +151,7 @@ def _refuse_underscore(name: Any) -> None:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what a trainer masks; rendering passes it through."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -172,7 +172,8 @@ class _BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
         for name in ("center", "indent", "batch", "slice", "wordwrap", "truncate", "format"):
             self.filters[name] = _narrow(self.filters[name])
-        self.filters |= {"tojson": _narrow(_tojson), "_counted": _Counted, "_joined": _joined}
+        more: dict[str, Callable[..., Any]] = {"tojson": _narrow(_tojson), "_counted": _Counted, "_joined": _joined}
+        self.filters |= more
         self.globals |= {"raise_exception": _raise_exception, "dict": _Dict(), "namespace": _Namespace}
         del self.globals["lipsum"]  # random text, endless when asked
 
@@ -182,7 +183,7 @@ class _BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             loop.iter = jinja2.nodes.Filter(loop.iter, "_counted", [], [], None, None).set_lineno(loop.lineno)
         return _BoundConcat().visit(tree)  # type: ignore[no-any-return]
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 - Jinja's names
         budget = _budget.get()
         if budget is not None:
             budget.tick()
@@ -207,7 +208,7 @@ def _check_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return
     _check_arguments((*args, *kwargs.values()))
     name = getattr(function, "__name__", "")
-    if name == "replace" and len(args) >= 2:  # noqa: PLR2004 - old and new
+    if name == "replace" and len(args) >= 2:
         _check_size(owner.count(str(args[0])) * len(str(args[1])) + len(owner))
     elif name == "join" and args and isinstance(args[0], Sequence):
         _check_size(len(args[0]) * len(owner) + sum(len(part) for part in args[0] if isinstance(part, str)))

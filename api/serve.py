@@ -20,10 +20,8 @@ from api.doctor import examine, prepared
 from api.settings import PREFIX, BadSettings, Settings
 from api.worker import (
     PREPARED,
-    build_formats,
+    build_grammar,
     build_splicer,
-    serve_worker,
-    uvicorn_options,
 )
 from store.embedded import EmbeddedRedis
 
@@ -56,14 +54,27 @@ def serve(
 
 
 def _supervise(settings: Settings, host: str, port: int, workers: int) -> None:
-    config = uvicorn.Config("api.worker:none", host=host, port=port, workers=workers, **uvicorn_options(settings))
+    config = uvicorn.Config(
+        "api.worker:app",
+        factory=True,
+        host=host,
+        port=port,
+        workers=workers,
+        loop="uvloop",
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.drain_s),
+        timeout_keep_alive=75,  # longer than usual balancers keep theirs, so that they close first
+        backlog=4096,
+    )
     listener = config.bind_socket()
-    bound: tuple[str, int] = listener.getsockname()[:2]
+    bound = listener.getsockname()
     log.event("serving", url=f"http://{bound[0]}:{bound[1]}", workers=workers, settings=settings.shown())
     if workers == 1:
-        serve_worker([listener])
+        uvicorn.Server(config).run(sockets=[listener])
     else:
-        Multiprocess(config, target=serve_worker, sockets=[listener]).run()
+        Multiprocess(config, sockets=[listener]).run()
 
 
 def _refuse_open_doors(settings: Settings, host: str) -> None:
@@ -81,7 +92,7 @@ def _refuse_open_doors(settings: Settings, host: str) -> None:
 def _preflight(settings: Settings, model: Path) -> None:
     """The checks that stop a start; an engine or Redis that is only away does not."""
     try:
-        build_formats(settings, build_splicer(settings, model))
+        build_grammar(settings, build_splicer(settings, model))
     except ValueError as error:
         raise CannotStart([str(error)]) from None
     checks = asyncio.run(examine(settings))

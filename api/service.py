@@ -25,10 +25,12 @@ from api.running import RunningTurns
 from splice.boundary import Splicer
 from splice.identity import chain_hashes, extend_chain, rendering_digest, request_hash
 from splice.locate import Candidate, Located, Parent, RenderingChanged, Root, locate
-from splice.parsers import ReplyFormats, parse_reply, split_reasoning
-from splice.plan import Plan, Window, plan_turn, room
+from splice.parsers import ReplyGrammar
+from splice.plan import Plan, Window, parent_index, plan_turn, room
+from splice.reasoning import split_reasoning
 from splice.turn import checked_generation, checked_spans
 from splice.types import Finish, Lineage, Message, Rendering, TokenRun, Turn
+from store.errors import AlreadyAnswered, SessionClosed, SessionFinished
 from store.redis import RedisStore
 from store.views import FindQuery, Found, SessionKey, SessionOpening
 
@@ -92,7 +94,7 @@ class TurnService:
         store: RedisStore,
         engine: Engine,
         splicer: Splicer,
-        formats: ReplyFormats,
+        grammar: ReplyGrammar,
         *,
         window: Callable[[], Window],
         policy: Policy,
@@ -102,7 +104,7 @@ class TurnService:
         self._store = store
         self._engine = engine
         self._splicer = splicer
-        self._formats = formats
+        self._grammar = grammar
         self._window = window
         self._policy = policy
         self._observe = observe
@@ -133,20 +135,20 @@ class TurnService:
         spoken = self._spoken(completion, plan, request, sampling)
         turn = _turn(turn_id, reading, plan, completion, spoken)
         with fact.stage("commit"):
-            await self._store.commit(
-                place.key,
-                turn,
-                _opening(caller, request, unnamed=place.unnamed),
-                idempotency_key=caller.idempotency_key,
-                unnamed=place.unnamed,
-            )
+            try:
+                await self._commit(place, turn, caller, request)
+            except AlreadyAnswered as error:
+                return await self._replay(place, error.turn_id, request, fact)
         self._observe(fact.done(turn, place.key, refusal=plan.refusal))
         return self._reply(turn, place.key.session_id, request, prompt=plan.prompt, replayed=False)
 
     # Reading: what the request means.
 
     def _read(self, request: TurnRequest) -> Reading:
-        messages = tuple(split_reasoning(m, self._formats) if m.role == "assistant" else m for m in request.messages)
+        messages = tuple(
+            split_reasoning(m, self._grammar.formats.reasoning) if m.role == "assistant" else m
+            for m in request.messages
+        )
         full_chain = chain_hashes(messages)
         signature = self._splicer.signature(request.rendering)
         sampling = {k: v for k, v in request.sampling.items() if v is not None}
@@ -179,11 +181,13 @@ class TurnService:
             session_has_turns=any(f.session is not None and f.session.turns for f in founds),
             lost_turn=bool(reading.hints) and all(f.unknown_hints for f in founds),
         )
-        home = {c: (key, found) for c, key, found in candidates}.get(_chosen(located))
+        chosen = _chosen(located)
+        home = next(((key, found) for c, key, found in candidates if c == chosen), None)
         if home is None:
             # A trace may outlive its session; what cannot be continued opens a new one.
             fresh = not named and founds[0].session is not None
             home = (_fresh_session(caller), Found(session=None)) if fresh else (keys[0], founds[0])
+        _refuse_sealed(home[1], home[0])
         return Place(*home, self._allowed(located, home[1], caller), unnamed=not named)
 
     async def _unnamed_sessions(self, reading: Reading, caller: Caller) -> list[SessionKey]:
@@ -214,7 +218,9 @@ class TurnService:
 
     async def _plan(self, place: Place, reading: Reading) -> Plan:
         lineage = await self._lineage(place)
-        new = reading.messages if lineage is None else reading.messages[-8:]
+        new = reading.messages
+        if isinstance(place.located, Parent):
+            new = new[parent_index(new, place.located.candidate.depth) + 1 :]
 
         def plan() -> Plan:
             return plan_turn(
@@ -258,25 +264,30 @@ class TurnService:
         turn = await self._store.turn(place.key, place.found.equal_requests[-1].turn_id)
         return turn.turn_id if turn.finish.kind == "length" and not len(turn.generation) else ""
 
-    def _spoken(
-        self, completion: Completion, plan: Plan, request: TurnRequest, sampling: Mapping[str, Any]
-    ) -> Spoken:
+    def _spoken(self, completion: Completion, plan: Plan, request: TurnRequest, sampling: Mapping[str, Any]) -> Spoken:
         """Check the engine's ids and log probs, and read the reply out of them."""
         checked_spans(completion.weight_versions, len(completion.ids))
         vocab_size = self._splicer.renderer.vocab_size
         generation = checked_generation(completion.ids, completion.log_probs, vocab_size=vocab_size)
-        parsed = parse_reply(
+        parsed = self._grammar.parse(
             generation.ids,
             completion.finish,
-            self._formats if request.parse_calls else self._formats.without_calls(),
-            renderer=self._splicer.renderer,
-            tools=request.rendering.tools,
-            generation_prompt=plan.generation_prompt,
+            tools=request.rendering.tools if request.parse_calls else (),
+            reasoning_open=self._grammar.reasoning_open(plan.prompt),
             stop_strings=_stop_strings(sampling),
         )
         finished = "tool_calls" if parsed.message.tool_calls else "stop"
         reason = "length" if completion.finish.kind == "length" else finished
         return Spoken(generation, parsed.message, parsed.model_call_ids, reason, sampling)
+
+    async def _commit(self, place: Place, turn: Turn, caller: Caller, request: TurnRequest) -> None:
+        await self._store.commit(
+            place.key,
+            turn,
+            _opening(caller, request, unnamed=place.unnamed),
+            idempotency_key=caller.idempotency_key,
+            unnamed=place.unnamed,
+        )
 
     # Replying.
 
@@ -317,6 +328,15 @@ def _replay_of(found: Found, reading: Reading, caller: Caller) -> str:
         last = found.equal_requests[-1]
         return "" if last.extended else last.turn_id
     return ""
+
+
+def _refuse_sealed(found: Found, key: SessionKey) -> None:
+    """The commit refuses too; asking now saves a generation."""
+    state = found.session.state if found.session else "open"
+    if state == "deleted":
+        raise SessionClosed(key.session_id)
+    if state == "finished" and not found.equal_requests and found.idempotent is None:
+        raise SessionFinished(key.session_id)
 
 
 def _query(key: SessionKey, reading: Reading, caller: Caller) -> FindQuery:

@@ -6,30 +6,35 @@ Loads the prepared model with `tokenizers` and `jinja2` only; transformers is th
 from __future__ import annotations
 
 import os
-import socket
+import signal
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
 from litestar import Litestar
+from litestar.types import ASGIApp
 
+import migrations
 from api import log
 from api.app import SessionPaths, Worker, create_app
-from api.engine import create_engine
 from api.engine.base import Engine
+from api.engine.create import create_engine
 from api.rendering import ModelRenderer
 from api.settings import Settings
 from splice.boundary import Splicer
-from splice.parsers import ReplyFormats, choose_formats
+from splice.parsers import ReplyGrammar, choose_formats
+from store.connection import open_client
 from store.redis import RedisStore
 
 PREPARED = "TOKENSPLICE_PREPARED_MODEL"  # set by the parent: the directory that workers load
 
 
 def build_store(settings: Settings) -> RedisStore:
-    """The Redis store; connects on first use."""
-    return RedisStore.connect(
-        settings.redis_url, default_ttl_s=settings.session_ttl_s, cache_bytes=settings.lineage_cache_bytes
+    """The Redis store; connects on first use, and upgrades old records as it reads them."""
+    return RedisStore(
+        open_client(settings.redis_url),
+        default_ttl_s=settings.session_ttl_s,
+        cache_bytes=settings.lineage_cache_bytes,
+        upgrade=migrations.upgrade,
     )
 
 
@@ -42,17 +47,18 @@ def build_engine(settings: Settings) -> Engine:
 
 def build_splicer(settings: Settings, prepared: Path) -> Splicer:
     """The prepared model behind the splicer."""
-    return Splicer(ModelRenderer.load(prepared), control_tokens=settings.control_tokens_in_content)
+    as_text = settings.control_tokens_in_content == "text"
+    return Splicer(ModelRenderer.load(prepared), control_tokens="text" if as_text else "engine")
 
 
-def build_formats(settings: Settings, splicer: Splicer) -> ReplyFormats:
-    """The reply formats: as set, else chosen from the template. Raises ValueError for an unknown name."""
+def build_grammar(settings: Settings, splicer: Splicer) -> ReplyGrammar:
+    """How replies are read: as set, else chosen from the template. Raises ValueError for an unknown name."""
     renderer = splicer.renderer
-    return choose_formats(
-        renderer.template,
-        renderer.control_tokens,
-        tool=settings.tool_parser or None,
-        reasoning=settings.reasoning_parser or None,
+    return ReplyGrammar(
+        choose_formats(renderer.template, tools=settings.tool_parser, reasoning=settings.reasoning_parser),
+        control_tokens=renderer.control_tokens,
+        decode=renderer.decode,
+        stop_ids=renderer.eos_ids,
     )
 
 
@@ -64,41 +70,27 @@ def build_app(settings: Settings, prepared: Path) -> Litestar:
         store=build_store(settings),
         engine=build_engine(settings),
         splicer=splicer,
-        formats=build_formats(settings, splicer),
+        grammar=build_grammar(settings, splicer),
     )
 
 
-class _Server(uvicorn.Server):
-    """Marks the worker as draining on the signal that ends it."""
-
-    def __init__(self, config: uvicorn.Config, worker: Worker) -> None:
-        super().__init__(config)
-        self._worker = worker
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """SIGTERM or SIGINT: refuse what is new from now on; uvicorn waits for what runs."""
-        self._worker.readiness.draining = True
-        log.event("draining", signal=sig)
-        super().handle_exit(sig, frame)
-
-
-def serve_worker(sockets: list[socket.socket]) -> None:
-    """Run one worker on the parent's listening sockets until it is told to stop."""
+def app() -> ASGIApp:
+    """The factory that uvicorn calls in each worker process, told by the environment."""
     settings = Settings.from_env(os.environ)
     log.configure(settings.log_level)
-    app = build_app(settings, Path(os.environ[PREPARED]))
-    config = uvicorn.Config(SessionPaths(app), **uvicorn_options(settings))
-    _Server(config, app.state.worker).run(sockets=sockets)
+    application = build_app(settings, Path(os.environ[PREPARED]))
+    worker: Worker = application.state.worker
+    application.on_startup.append(lambda: _drain_on_sigterm(worker))
+    return SessionPaths(application)
 
 
-def uvicorn_options(settings: Settings) -> dict[str, object]:
-    """What parent and workers tell uvicorn."""
-    return {
-        "loop": "uvloop",
-        "http": "httptools",
-        "log_config": None,
-        "access_log": False,
-        "timeout_graceful_shutdown": int(settings.drain_s),
-        "timeout_keep_alive": 75,  # longer than usual balancers keep theirs, so that they close first
-        "backlog": 4096,
-    }
+def _drain_on_sigterm(worker: Worker) -> None:
+    """Refuse what is new from the signal on; uvicorn, whose handler comes next, waits for what runs."""
+    handler = signal.getsignal(signal.SIGTERM)
+
+    def drain(number: int, frame: FrameType | None) -> None:
+        worker.readiness.draining = True
+        if callable(handler):
+            handler(number, frame)
+
+    signal.signal(signal.SIGTERM, drain)

@@ -64,10 +64,12 @@ def with_prompt_ids(messages: Sequence[Message], written: Mapping[int, Sequence[
     renamed: list[Message] = []
     for index, message in enumerate(messages):
         if message.role == "assistant" and index in written and message.tool_calls:
-            message = _with_ids(message, written[index])
+            renamed.append(_with_ids(message, written[index]))
         elif message.role == "tool":
-            message = msgspec.structs.replace(message, tool_call_id=_answer_id(renamed, answers[index], message))
-        renamed.append(message)
+            call_id = _answer_id(renamed, answers[index], message)
+            renamed.append(msgspec.structs.replace(message, tool_call_id=call_id))
+        else:
+            renamed.append(message)
     return tuple(renamed)
 
 

@@ -54,7 +54,9 @@ class Lexicon:
         The token is encoded with the text, so that it swallows white space as it would, and then dropped.
         """
         ids = self._encode(after + text, mask)
-        return ids[1:] if after else ids
+        if not after:
+            return ids
+        return ids[1:] if len(ids) and ids[0] == self.ids[after] else self.encode_continuing(text, mask)
 
     def encode_continuing(self, text: str, mask: Mask) -> IdArray:
         """Ids of rendered text that goes on after sampled text."""

@@ -30,7 +30,7 @@ class Plan:
     """A prompt and its provenance.
 
     prompt: the parent's tokens followed by `delta`. new_messages: the request's messages that `delta` renders.
-    clock: the root's template clock. generation_prompt: the text the template opens the reply with.
+    clock: the root's template clock. notes: what the boundary saw that a reader of the turn should know.
     """
 
     origin: Origin
@@ -38,10 +38,10 @@ class Plan:
     delta: IdArray
     new_messages: tuple[Message, ...]
     clock: float
-    generation_prompt: str
     parent_id: str = ""
     root_id: str = ""
     refusal: str = ""  # why the template could not be spliced, where that is the reason
+    notes: tuple[str, ...] = ()
 
 
 def plan_turn(
@@ -63,22 +63,19 @@ def plan_turn(
         return _fresh(Origin("fresh", reason), messages, rendering, splicer, clock)
     split = parent_index(messages, located.candidate.depth) + 1
     mapped = with_prompt_ids(messages, {split - 1: lineage.head.model_call_ids})
-    prompt = splicer.after(
-        lineage.head, lineage.generation, mapped[split - 1], mapped[split:], rendering, lineage.head.clock
-    )
+    prompt = splicer.after(lineage, mapped[split - 1], mapped[split:], rendering, earlier=mapped[: split - 1])
     if isinstance(prompt, Refusal):
         plan = _fresh(Origin("fresh", "template_unsupported"), messages, rendering, splicer, clock)
         return replace(plan, refusal=prompt.reason)
-    reason = "history_edited" if located.edited else ""
     return Plan(
-        Origin("spliced", reason, located.ambiguous),
+        Origin("spliced", "history_edited" if located.edited else "", located.ambiguous),
         np.concatenate((lineage.tokens, prompt.ids)),
         prompt.ids,
         tuple(messages[split:]),
         lineage.head.clock,
-        prompt.generation_prompt,
         parent_id=located.candidate.turn_id,
         root_id=located.candidate.root_id,
+        notes=prompt.notes,
     )
 
 
@@ -101,4 +98,4 @@ def room(prompt_length: int, wanted: int | None, window: Window) -> int | None:
 
 def _fresh(origin: Origin, messages: Sequence[Message], rendering: Rendering, splicer: Splicer, clock: float) -> Plan:
     prompt: Prompt = splicer.whole(with_prompt_ids(messages, {}), rendering, clock)
-    return Plan(origin, prompt.ids, prompt.ids, tuple(messages), clock, prompt.generation_prompt)
+    return Plan(origin, prompt.ids, prompt.ids, tuple(messages), clock)

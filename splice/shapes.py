@@ -67,7 +67,7 @@ def _call_ids(messages: Sequence[Message], shape: Shape, first_call: int) -> dic
 
 
 def _fit(call_id: str, shape: Shape, number: int) -> str:
-    fits = len(call_id) == 9 and call_id.isalnum()  # noqa: PLR2004 - Mistral's own rule
+    fits = len(call_id) == 9 and call_id.isalnum()
     return call_id if call_id and (fits or not shape.nine_digit_ids) else f"{number:09d}"
 
 

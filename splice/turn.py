@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from splice.errors import GenerationInvalid
-from splice.types import TokenRun, WeightSpan
+from splice.types import TokenRun, WeightSpan, id_array
 
 _UINT32_LIMIT = 2**32
 _ROUNDING = 1e-3  # a softmax in half precision may end a hair above zero
@@ -31,7 +31,7 @@ def checked_generation(ids: npt.NDArray[np.int64], log_probs: npt.NDArray[np.flo
     with np.errstate(over="ignore"):  # beyond a float's range is one more value that it does not keep
         narrow = log_probs.astype(np.float32)
     exact = np.array_equal(narrow.astype(np.float64), log_probs)
-    return TokenRun(_frozen(ids.astype(np.uint32)), _frozen(narrow if exact else log_probs))
+    return TokenRun(id_array(ids.astype(np.uint32)), narrow if exact else log_probs)
 
 
 def checked_spans(spans: tuple[WeightSpan, ...], length: int) -> tuple[WeightSpan, ...]:
@@ -47,9 +47,3 @@ def checked_spans(spans: tuple[WeightSpan, ...], length: int) -> tuple[WeightSpa
     if spans and position != length:
         raise GenerationInvalid("weight_versions", f"spans end at {position}, the generation at {length}")
     return spans
-
-
-def _frozen(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    array = array.view()
-    array.setflags(write=False)
-    return array

@@ -94,9 +94,7 @@ class LineageCache:
         if (tree, turn) not in self._of_turn:
             self._add(_Strand(tokens), (tree, turn), chain_hash)
 
-    def extend(
-        self, tree: str, parent: str, turn: str, chain_hash: bytes, runs: Sequence[IdArray]
-    ) -> IdArray | None:
+    def extend(self, tree: str, parent: str, turn: str, chain_hash: bytes, runs: Sequence[IdArray]) -> IdArray | None:
         """Keep the lineage that goes on from a cached turn by `runs`; None when that turn is not cached."""
         strand = self._of_turn.get((tree, parent))
         if strand is None:

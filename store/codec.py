@@ -15,7 +15,18 @@ import brotli
 import msgspec
 import numpy as np
 
-from splice.types import Finish, IdArray, LogProbArray, Message, Origin, Rendering, Turn, WeightSpan
+from splice.types import (
+    Finish,
+    IdArray,
+    LogProbArray,
+    Message,
+    Origin,
+    Rendering,
+    Role,
+    ToolCall,
+    Turn,
+    WeightSpan,
+)
 from store.errors import SchemaTooNew, StoreCorrupt
 from store.keys import SCHEMA_VERSION
 
@@ -24,9 +35,11 @@ _NARROW_LIMIT = 1 << 24
 _NARROW = 3
 _WIDE = 4
 
-# Turns of 1 to 2 kB: quality 4 misses half the UTF-8 size, 5 makes it for 60 us, 9 and above cost over 1 ms.
+# Turns of 1 to 2 kB of prose, code and JSON rows come to 0.46 of their UTF-8 size for 60 us. Quality 4 gives 0.49,
+# 10 gives 0.43 for 1.1 ms; named fields instead of positions 0.49; zlib with a 32 kB dictionary of ours 0.46.
 _QUALITY = 5
 _WINDOW = 18
+_ROLES: tuple[Role, ...] = ("system", "developer", "user", "assistant", "tool")  # stored by position: only append
 _BROTLI, _RAW = b"b", b"r"
 _SMALL = 32  # bytes that compression would only lengthen
 
@@ -57,7 +70,7 @@ class Envelope(msgspec.Struct, frozen=True):
 _encode_record = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(TurnRecord).decode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
-_decode_text = msgspec.msgpack.Decoder(tuple[tuple[Message, ...], Message]).decode
+_decode_text = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
 
 
 def pack_ids(ids: IdArray) -> bytes:
@@ -73,8 +86,12 @@ def unpack_ids(chunks: Sequence[bytes], lengths: Sequence[int]) -> IdArray:
     data, count = b"".join(chunks), sum(lengths)
     if len(data) == _NARROW * count:  # the shortest there is, so every chunk is narrow
         return _widened(data)
-    runs = [_unpacked(chunk, length) for chunk, length in zip(chunks, lengths, strict=True)]
-    return np.concatenate(runs) if runs else np.empty(0, np.uint32)
+    return joined([_unpacked(chunk, length) for chunk, length in zip(chunks, lengths, strict=True)])
+
+
+def joined(runs: Sequence[IdArray]) -> IdArray:
+    """Runs of ids, one after another, in an array of their own."""
+    return np.concatenate([np.empty(0, np.uint32), *runs])
 
 
 def _unpacked(chunk: bytes, length: int) -> IdArray:
@@ -113,15 +130,43 @@ def unpack_log_probs(data: bytes | None) -> LogProbArray:
 
 def pack_text(messages: Sequence[Message], reply: Message) -> bytes:
     """A turn's new messages and its reply, compressed."""
-    return _pack(msgspec.msgpack.encode((messages, reply)))
+    return _pack(msgspec.msgpack.encode([_positional(message) for message in (*messages, reply)]))
 
 
 def unpack_text(data: bytes) -> tuple[tuple[Message, ...], Message]:
     """The messages and the reply. Raises StoreCorrupt."""
     try:
-        return _decode_text(_unpack(data, "text"))
-    except msgspec.MsgspecError as error:
+        *messages, reply = [_message(*parts[:6]) for parts in _decode_text(_unpack(data, "text"))]
+    except (msgspec.MsgspecError, ValueError, TypeError, IndexError) as error:
         raise StoreCorrupt("text", str(error)) from error
+    return tuple(messages), reply
+
+
+def _positional(message: Message) -> list[Any]:
+    """The message by position, what is empty at the end left out: names are worth a tenth of a compressed turn."""
+    calls = [(call.name, call.arguments, call.id) for call in message.tool_calls]
+    parts = [
+        _ROLES.index(message.role),
+        message.content,
+        message.tool_call_id,
+        calls,
+        message.reasoning,
+        message.name,
+    ]
+    while not parts[-1] and len(parts) > 1:
+        parts.pop()
+    return parts
+
+
+def _message(
+    role: int,
+    content: str = "",
+    answers: str = "",
+    calls: Sequence[Sequence[str]] = (),
+    thought: str = "",
+    name: str = "",
+) -> Message:
+    return Message(_ROLES[role], content, thought, tuple(ToolCall(*call[:3]) for call in calls), answers, name)
 
 
 def pack_settings(turn: Turn) -> bytes:

@@ -29,8 +29,8 @@ from store.views import ServerFacts
 _CONNECTIONS = 64  # a worker; more turns than this wait for one
 _ANSWER_S = 5.0
 _CONNECT_S = 2.0
-_PATIENCE_S = 12.0  # for one call with all its repeats: a server that restarts is ridden out
-_REPEATS = 12  # with the waits below about 4 s
+_PATIENCE_S = 10.0  # for one call with all its repeats: a server that restarts is ridden out
+_REPEATS = 10  # with the waits below 2 s or so where the server is not there at all
 
 _OLDEST = (7, 0)  # script flags
 
@@ -132,7 +132,7 @@ async def server_facts(client: Redis) -> ServerFacts:
 async def _append_fsync(client: Redis) -> str:
     """Managed servers forbid CONFIG: then it is not known."""
     try:
-        said: Mapping[str, str] = await client.config_get("appendfsync")
+        said: Mapping[Any, Any] = await client.config_get("appendfsync")
     except theirs.ResponseError:
         return ""
     return str(said.get("appendfsync", ""))

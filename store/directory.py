@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 
@@ -51,9 +51,7 @@ class Directory:
 
     def announce(self, key: SessionKey, run_id: str, now_ms: int) -> list[Command]:
         """Commands that list a session before it is made; a newer last use stays."""
-        return [
-            ("ZADD", place.key, "GT", now_ms, keys.quote(key.session_id)) for place in _places(key.tenant, run_id)
-        ]
+        return [("ZADD", place.key, "GT", now_ms, keys.quote(key.session_id)) for place in _places(key.tenant, run_id)]
 
     def touch(self, key: SessionKey, run_id: str, now_ms: int) -> None:
         """Note a session's use; it is written with others, soon."""
@@ -81,7 +79,8 @@ class Directory:
                 _log.warning("last uses of sessions are written later: %s", error)
 
     async def _flush(self) -> None:
-        taken, self._pending = self._pending, {}
+        taken = {place: uses for place, uses in self._pending.items() if uses}
+        self._pending = {}
         if not taken:
             return
         try:
@@ -108,7 +107,7 @@ class Directory:
         """Drop members whose session is gone; pinned old ones are stepped over, so each sweep gets further."""
         start = self._swept.get(place, 0)
         async with translated():
-            oldest = await self._client.zrange(place.key, start, start + _SWEPT - 1)
+            oldest: Any = await self._client.zrange(place.key, start, start + _SWEPT - 1)
         gone = await self._gone(place, oldest)
         self._swept[place] = start + len(oldest) - len(gone) if len(oldest) == _SWEPT else 0
 
@@ -158,7 +157,7 @@ class Directory:
         skip = 0
         while True:
             async with translated():
-                members = await self._client.zrange(
+                answer: Any = await self._client.zrange(
                     place.key,
                     "+inf" if score is None else score,
                     "-inf",
@@ -168,7 +167,7 @@ class Directory:
                     num=count,
                     withscores=True,
                 )
-            members = [(member, float(at)) for member, at in members]
+            members = [(member, float(at)) for member, at in answer]
             new = [m for m in members if score is None or m[1] < score or m[0].decode() < after]
             if new or len(members) < count:
                 return new

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -46,6 +46,11 @@ class Link:
 def hash_field(digest: bytes) -> str:
     """A hash as a field's name: base64url without padding."""
     return urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+
+def hash_fields(digests: Sequence[bytes]) -> bytes:
+    """Many 16-byte hashes in one string, 24 characters each; the first 22 of them are `hash_field`."""
+    return urlsafe_b64encode(b"".join([digest + b"\0\0" for digest in digests]))
 
 
 def content_field(data: bytes) -> str:
@@ -126,7 +131,7 @@ def iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def session_fields(key: SessionKey, opening: SessionOpening, now: str) -> list[str]:
+def session_fields(key: SessionKey, opening: SessionOpening, now: str) -> list[bytes]:
     """A new session's main key, as field, value, field, value; what was not given is not there."""
     given = {
         "run": opening.run_id,
@@ -149,7 +154,8 @@ def session_fields(key: SessionKey, opening: SessionOpening, now: str) -> list[s
         "created": now,
         "updated": now,
     }
-    return [part for pair in {**fixed, **{k: v for k, v in given.items() if v}}.items() for part in pair]
+    fields = {**fixed, **{name: value for name, value in given.items() if value}}
+    return [part.encode(errors="surrogatepass") for pair in fields.items() for part in pair]
 
 
 def session_view(key: SessionKey, fields: Mapping[bytes, bytes]) -> SessionView:

@@ -1,4 +1,4 @@
-"""The server-side scripts, called by digest; a server that lacks one (restart, failover) is given it and asked again."""
+"""The server-side scripts, called by digest. A server that lacks one (restart, failover) is given it."""
 
 from __future__ import annotations
 

@@ -33,18 +33,23 @@ class Harm:
         self._over = True
 
     async def inflict(self) -> None:
-        """Do both, unless the players are done before."""
-        services = self._services
-        if (worker := await self._victim(self._total // 3)) is not None:
-            in_hand = services.balancer.in_flight[worker.url]
+        """Do both, unless the players are done before; ends when worker and Redis are back."""
+        await asyncio.gather(self._kill_worker(), self._kill_redis())
+
+    async def _kill_worker(self) -> None:
+        worker = await self._victim(self._total // 3)
+        if worker is not None:
             self.worker_kills += 1
+            in_hand = self._services.balancer.in_flight[worker.url]
             self._narrator.note(f"SIGKILL to {worker.name} with {in_hand} requests in hand, then started again")
-            await services.restart(worker)
+            await self._services.restart(worker)
+
+    async def _kill_redis(self) -> None:
         if await self._victim(self._total * 2 // 3) is not None:
-            in_hand = sum(services.balancer.in_flight.values())
             self.redis_kills += 1
-            self._narrator.note(f"SIGKILL to Redis with {in_hand} requests in flight, then started again")
-            await services.restart_redis()
+            in_flight = sum(self._services.balancer.in_flight.values())
+            self._narrator.note(f"SIGKILL to Redis with {in_flight} requests in flight, then started again")
+            await self._services.restart_redis()
 
     async def _victim(self, turns: int) -> Child | None:
         """The busiest worker once `turns` are answered; None when the players are done first."""

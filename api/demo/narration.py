@@ -64,7 +64,7 @@ class Narrator:
 
     def note(self, words: str) -> None:
         """Something worth a line of its own."""
-        self._console.print(words, markup=False, highlight=False)
+        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def show(result: DemoResult, console: Console) -> None:
@@ -77,10 +77,18 @@ def show(result: DemoResult, console: Console) -> None:
         table.add_row(name, value)
     console.print(table)
     for finding in verdict.findings[:_FINDINGS_SHOWN]:
-        console.print(finding, style="red", markup=False, highlight=False)
+        console.print(finding, style="red", markup=False, highlight=False, soft_wrap=True)
     if (more := len(verdict.findings) - _FINDINGS_SHOWN) > 0:
-        console.print(f"and {more} more (--json has them all)", style="red", markup=False, highlight=False)
-    console.print(_last_line(result), style="green" if result.passed else "bold red", markup=False, highlight=False)
+        console.print(
+            f"and {more} more (--json has them all)", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+    console.print(
+        _last_line(result),
+        style="green" if result.passed else "bold red",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _rows(result: DemoResult) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -33,13 +34,15 @@ class RealEngineUnavailable(Exception):
 
 
 @contextlib.contextmanager
-def running(gguf: Path, *, context_length: int = 8192, parallel: int = 4, port: int = 0) -> Iterator[str]:
+def running(
+    gguf: Path, *, context_length: int = 8192, parallel: int = 4, threads: int | None = None, port: int = 0
+) -> Iterator[str]:
     """Run engine and witness in processes of their own; yields the witness's URL once the engine answers.
 
     Raises RealEngineUnavailable.
     """
-    options = ["--gguf", str(gguf), "--ctx", str(context_length), "--parallel", str(parallel)]
-    with _process([*options, "--port", str(port)]) as process:
+    options = ["--port", str(port), "--gguf", str(gguf), "--ctx", str(context_length), "--parallel", str(parallel)]
+    with _process([*options, "--threads", str(threads or _spare_cores())]) as process:
         url = _announced(process)
         _wait_until_ready(url, process)
         yield url
@@ -65,8 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--gguf", type=Path, required=True, help="model file")
     parser.add_argument("--ctx", type=int, default=8192, help="window of each request, in tokens")
     parser.add_argument("--parallel", type=int, default=4, help="requests served at once")
+    parser.add_argument("--threads", type=int, default=_spare_cores(), help="threads that compute (default: cores - 1)")
     parser.add_argument("--bare", action="store_true", help="llama.cpp alone, until standard input ends")
     return parser
+
+
+def _spare_cores() -> int:
+    """All but one: llama.cpp's threads wait for each other by spinning, so they must not share a core with us."""
+    return max(1, (os.cpu_count() or 2) - 1)
 
 
 def _serve_llama(options: argparse.Namespace) -> None:
@@ -94,6 +103,7 @@ def _llama_parameters(xllamacpp: Any, options: argparse.Namespace) -> Any:
     parameters.port = options.port
     parameters.n_parallel = options.parallel
     parameters.n_ctx = options.ctx * options.parallel  # llama.cpp shares it out among its slots
+    parameters.cpuparams.n_threads = options.threads
     parameters.ctx_shift = False  # a prompt whose head is forgotten is another prompt
     parameters.cache_ram_mib = _PROMPT_CACHE_MIB
     parameters.ui = False
@@ -106,7 +116,7 @@ async def _serve_witness(options: argparse.Namespace) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     model = ["--gguf", str(options.gguf), "--ctx", str(options.ctx), "--parallel", str(options.parallel)]
-    with _process(["--bare", *model]) as engine:
+    with _process(["--bare", *model, "--threads", str(options.threads)]) as engine:
         engine_url = await asyncio.to_thread(_announced, engine)
         async with Witness(engine_url).serving(options.port) as url:
             _announce(url)

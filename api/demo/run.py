@@ -44,14 +44,14 @@ def main(options: DemoOptions) -> int:
     try:
         code = asyncio.run(_until_terminated(options, scratch, console)).exit_code
     except (ChildFailed, AssetChanged, AssetUnavailable, WitnessSilent) as error:
-        console.print(str(error), style="bold red", markup=False, highlight=False)
+        console.print(str(error), style="bold red", markup=False, highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = _INTERRUPTED
     finally:
         if code in (0, _INTERRUPTED):
             shutil.rmtree(scratch, ignore_errors=True)
         else:
-            console.print(f"logs of every process: {scratch}", markup=False, highlight=False)
+            console.print(f"logs of every process: {scratch}", markup=False, highlight=False, soft_wrap=True)
     return code
 
 

@@ -19,6 +19,10 @@ from store.embedded import EmbeddedRedis
 _READY_S = 120.0  # a cold machine imports a great deal
 _REDIS_DOWN_S = 0.3
 
+# Under the default, fsync every second, a server answers ahead of its own write while the disk is busy with the
+# last fsync: a kill just then loses acknowledged turns, and the verdict would hang on the disk's mood.
+_ON_DISK_FIRST = ("--appendfsync", "always")
+
 # Enough that a kill finds turns in mid-generation, and little enough that the demo is short.
 _SIM_PACE = ("--first-token-s", "0.05", "--per-token-s", "0.001")
 
@@ -80,7 +84,7 @@ async def stage(options: DemoOptions, model: Model, scratch: Path) -> AsyncItera
     """Start everything; stop everything on the way out, however that comes about."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        redis = EmbeddedRedis(scratch / "redis")
+        redis = EmbeddedRedis(scratch / "redis", arguments=_ON_DISK_FIRST)
         stack.push_async_callback(asyncio.to_thread, redis.stop)
         await asyncio.to_thread(redis.start)
         engine = _engine(options, model, scratch)
@@ -106,7 +110,7 @@ def _engine(options: DemoOptions, model: Model, scratch: Path) -> Child:
     port = str(free_port())
     if model.weights is None:
         own = ("--port", port, "--tokenizer", str(model.directory), "--seed", str(options.seed))
-        command = module("api", "engine-sim", *own, *_SIM_PACE)
+        command = module("api.demo.engine_sim", *own, *_SIM_PACE)
     else:
         command = module("api.demo.real_engine", "--port", port, "--gguf", str(model.weights), "--parallel", "4")
     url = f"http://127.0.0.1:{port}"

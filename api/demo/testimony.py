@@ -22,6 +22,10 @@ class WitnessSilent(Exception):
     """A witness would not answer, or not in the agreed shape: no verdict can be given."""
 
 
+class _Record(msgspec.Struct, frozen=True):
+    entries: tuple[Generation, ...]
+
+
 class _Turns(msgspec.Struct, frozen=True):
     turns: tuple[StoredTurn, ...]
 
@@ -45,7 +49,7 @@ class Witnesses:
 
     async def record(self) -> tuple[Generation, ...]:
         """Every request that reached the engine, oldest first."""
-        return await self._ask(f"{self._engine_url}/sim/record", tuple[Generation, ...])
+        return (await self._ask(f"{self._engine_url}/sim/record", _Record)).entries
 
     async def stored(self, run_id: str, named: set[str]) -> dict[str, tuple[StoredTurn, ...]]:
         """Turns by session: of the sessions that players were told of, and of any other of this run."""

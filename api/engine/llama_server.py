@@ -66,7 +66,7 @@ class LlamaServerEngine:
     ) -> Completion:
         """See `Engine.generate`.
 
-        The server aborts nothing by id: a closed connection is what stops it. The id goes along for the logs of
+        The server aborts nothing by id: a closed connection is what stops it. The id goes along for the records of
         whatever stands between.
         """
         if max_tokens == 0:

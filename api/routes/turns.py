@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from litestar import Request, Response, get, post
@@ -17,6 +18,7 @@ from api.app import Worker, session_of_path
 from api.callers import identify
 from api.dialects import chat
 from api.request import TurnReply, TurnRequest
+from api.settings import Settings
 
 AnyRequest = Request[object, object, State]
 Result = TypeVar("Result")
@@ -31,7 +33,7 @@ async def chat_completions(request: AnyRequest, state: State) -> Response[Any]:
     """OpenAI Chat Completions."""
     worker: Worker = state.worker
     body = await request.body()
-    wanted = _with_setting(chat.decode(body), worker.settings.reply_token_ids)
+    wanted = _with_setting(chat.decode(body), worker.settings)
     caller = identify(
         request.headers, worker.keys, url_session=url_session(request), conversation_id=wanted.conversation_id
     )
@@ -57,10 +59,9 @@ def url_session(request: AnyRequest) -> str:
     return session_of_path(token) if token else ""
 
 
-def _with_setting(request: TurnRequest, reply_token_ids: str) -> TurnRequest:
-    if reply_token_ids == "on_request":
-        return request
-    return request.wanting_token_ids(reply_token_ids == "always")
+def _with_setting(request: TurnRequest, settings: Settings) -> TurnRequest:
+    always = {"always": True, "never": False}.get(settings.reply_token_ids)
+    return request if always is None else replace(request, token_ids=always)
 
 
 async def _while_connected(request: AnyRequest, work: Awaitable[Result]) -> Result:

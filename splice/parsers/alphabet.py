@@ -15,28 +15,35 @@ _FIRST_SURROGATE = 0xD800
 _SURROGATES = 2048
 _ANY_SURROGATE = re.compile("[\ud800-\udfff]")
 
-# Every hole matches a bounded length, so that how a reply was cut into pieces cannot change what it is read as.
-PATTERN_LIMIT = 1024
+_NAME = "[^\\s<>\"'{}\\[\\](),;=\ud800-\udfff]{1,128}?"
+_KEY = '[^<>"\\n\ud800-\udfff]{1,128}?'
+# Each with the most characters that it matches: they are bounded, so that how a reply was cut into pieces cannot
+# change what it is read as.
 _HOLES = {
-    "ws": r"\s{0,64}",
-    "line": r"\n",
-    "json": r"(?=[\[{])",
-    "tag": "(?=[<\ud800-\udfff])",
-    "end": r"\Z",
-    "name": "(?P<name>[^\\s<>\"'{}\\[\\](),;=\ud800-\udfff]{1,256}?)",
-    "id": "(?P<id>[^\\s<>\"'{}\\[\\](),;=\ud800-\udfff]{1,256}?)",
-    "key": '(?P<key>[^<>"\\n\ud800-\udfff]{1,256}?)',
-    "type": r"(?P<type>\w{1,16})",
-    "index": r"\d{1,6}",
+    "ws": (r"\s{0,64}", 64),
+    "line": (r"\n", 1),
+    "json": (r"(?=[\[{])", 1),
+    "tag": ("(?=[<\ud800-\udfff])", 1),
+    "end": (r"\Z", 0),
+    "name": (f"(?P<name>{_NAME})", 128),
+    "id": (f"(?P<id>{_NAME})", 128),
+    "key": (f"(?P<key>{_KEY})", 128),
+    "type": (r"(?P<type>\w{1,16})", 16),
+    "index": (r"\d{1,6}", 6),
 }
 _HOLE = re.compile(r"\{(\w+)\}")
 
 
 class Template(NamedTuple):
-    """A compiled template. `viable` matches what may still become a match, so that hopeless text is let go at once."""
+    """A compiled template.
+
+    `viable` matches what may still become a match, so that hopeless text is let go at once; no match is longer than
+    `width`.
+    """
 
     full: re.Pattern[str]
     viable: re.Pattern[str]
+    width: int
 
 
 def _may_be_a_marker(token: str) -> bool:
@@ -80,15 +87,26 @@ class Alphabet:
         return len(self._spelling.get(sign, sign))
 
     def template(self, template: str) -> Template:
-        """Compile a row's template: its text is literal, `{ws}`, `{name}`, `{key}`... are holes."""
-        pieces = _HOLE.split(template)
-        atoms: list[str] = []
-        for place, piece in enumerate(pieces):
-            atoms += [_HOLES[piece]] if place % 2 else map(re.escape, self.literal(piece))
+        """Compile a row's template: its text is literal, `{ws}`, `{name}`, `{key}`... are holes.
+
+        What stands behind `{then}` has to come next and is left where it is.
+        """
+        before, _, after = template.partition("{then}")
+        matched, ahead = self._atoms(before), self._atoms(after)
         viable = ""
-        for atom in reversed(atoms):
-            viable = f"{atom}(?:\\Z|{viable})"
-        return Template(re.compile("".join(atoms)), re.compile(rf"\Z|{viable}"))
+        for atom, _ in reversed(matched + ahead):
+            viable = rf"{atom}(?:\Z|{viable})"
+        full = "".join(atom for atom, _ in matched)
+        if ahead:
+            full += f"(?={''.join(atom for atom, _ in ahead)})"
+        width = sum(width for _, width in matched + ahead)
+        return Template(re.compile(full), re.compile(rf"\Z|{viable}"), width)
+
+    def _atoms(self, template: str) -> list[tuple[str, int]]:
+        atoms: list[tuple[str, int]] = []
+        for place, piece in enumerate(_HOLE.split(template)):
+            atoms += [_HOLES[piece]] if place % 2 else ((re.escape(sign), 1) for sign in self.literal(piece))
+        return atoms
 
     def templates(self, templates: Iterable[str]) -> tuple[Template, ...]:
         """Compile several templates."""

@@ -8,6 +8,8 @@ vocabulary has such tokens, and explains the `{holes}` of the templates.
 since nothing else tells it from an answer that happens to look like one.
 """
 
+# ruff: noqa: RUF001 - DeepSeek spells its markers with a full-width bar
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -50,17 +52,16 @@ class JsonCalls(CallFormat, frozen=True, kw_only=True):
 class TaggedCalls(CallFormat, frozen=True, kw_only=True):
     """Calls whose arguments are tagged values.
 
-    A value ends at the first of `value_ends`, or where a forgotten closing tag is plain from what comes next: before
-    one of `forgiven_ends`, at the very end of a reply before one of `last_forgiven_ends`. `typing` tells where a
-    value's type is written.
+    A value ends at the first of `value_ends`. Some ask for what comes next, so that a closing tag inside a value is
+    text; some are only that, and forgive a forgotten tag. `last_value_ends` do so at the end of the reply alone.
+    `typing` tells where a value's type is written.
     """
 
     heads: tuple[str, ...]
     empty: tuple[str, ...] = ()  # whole calls without arguments
     parameters: tuple[str, ...]
     value_ends: tuple[str, ...]
-    forgiven_ends: tuple[str, ...] = ()
-    last_forgiven_ends: tuple[str, ...] = ()
+    last_value_ends: tuple[str, ...] = ()
     closes: tuple[str, ...]
     typing: Literal["schema", "string", "type"] = "schema"
     newline_framed: bool = False  # one newline before and after a value is layout
@@ -77,11 +78,12 @@ class NotatedCalls(CallFormat, frozen=True, kw_only=True):
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How reasoning is marked, at the start of a reply."""
+    """How reasoning is marked, at the start of a reply. `closes` end it too, where `close` was forgotten."""
 
     name: str
     open: str = ""
     close: str = ""
+    closes: tuple[str, ...] = ()
     signature: tuple[str, ...] = ()
 
 
@@ -165,9 +167,8 @@ _CALL_ROWS: tuple[CallFormat, ...] = (
         openers=("<tool_call>",),
         heads=("<tool_call>{ws}{name}{ws}{tag}",),
         parameters=("{ws}<arg_key>{key}</arg_key>{ws}<arg_value>",),
-        value_ends=("</arg_value>",),
-        forgiven_ends=("</tool_call>{ws}<tool_call>",),
-        last_forgiven_ends=("</tool_call>{ws}{end}",),
+        value_ends=("</arg_value>", "{then}</tool_call>{ws}<tool_call>"),
+        last_value_ends=("{then}</tool_call>{ws}{end}",),
         closes=("{ws}</tool_call>",),
     ),
     TaggedCalls(
@@ -177,9 +178,14 @@ _CALL_ROWS: tuple[CallFormat, ...] = (
         openers=("<function=",),
         heads=("<function={name}>",),
         parameters=("{ws}<parameter={key}>",),
-        value_ends=("</parameter>",),
-        forgiven_ends=("{line}<parameter={key}>", "{line}</function>{ws}</tool_call>"),
-        closes=("{ws}</function>",),
+        value_ends=(
+            "</parameter>{then}{ws}<parameter={key}>",
+            "</parameter>{then}{ws}</function>",
+            "</parameter>{then}{ws}</tool_call>",
+            "{then}{line}<parameter={key}>",
+            "{then}{line}</function>{ws}</tool_call>",
+        ),
+        closes=("{ws}</function>", "{ws}</tool_call>"),
         newline_framed=True,
     ),
     TaggedCalls(
@@ -229,7 +235,11 @@ _CALL_ROWS: tuple[CallFormat, ...] = (
 _REASONING_ROWS: tuple[ReasoningFormat, ...] = (
     ReasoningFormat(name="harmony", signature=("<|channel|>", "<|message|>", "<|start|>")),
     ReasoningFormat(
-        name="kimi_k3", open="<|open|>think<|sep|>", close="<|close|>think<|sep|>", signature=("<|open|>", "<|sep|>")
+        name="kimi_k3",
+        open="<|open|>think<|sep|>",
+        close="<|close|>think<|sep|>",
+        closes=("<|open|>response<|sep|>",),
+        signature=("<|open|>", "<|sep|>"),
     ),
     ReasoningFormat(name="gemma4", open="<|channel>thought", close="<channel|>", signature=("<|channel>",)),
     ReasoningFormat(name="mistral", open="[THINK]", close="[/THINK]", signature=("[THINK]",)),

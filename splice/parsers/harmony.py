@@ -12,12 +12,11 @@ import re
 
 from splice.parsers.alphabet import Alphabet
 from splice.parsers.channels import Channel
-from splice.parsers.events import CallMade, ContentText, Event, ReasoningText
+from splice.parsers.events import ContentText, Event, ReasoningText
 from splice.parsers.formats import NotatedCalls
 from splice.parsers.json_calls import arguments_of
 from splice.parsers.marks import Kind, Marks
-from splice.parsers.scan import Broken
-from splice.types import ToolCall
+from splice.parsers.scan import Broken, made
 
 _RECIPIENT = re.compile(r"\bto=([^\s<\ud800-\udfff]+)")
 _FUNCTION = "functions."
@@ -101,12 +100,12 @@ class HarmonyMachine:
         try:
             if not whole or not recipient.startswith(_FUNCTION):
                 raise Broken
-            call = ToolCall(recipient.removeprefix(_FUNCTION), arguments_of(self._alphabet.spell(body.strip())))
+            call = made(recipient.removeprefix(_FUNCTION), arguments_of(self._alphabet.spell(body.strip())))
         except Broken:
             self._show(spelled)
             return
         self._calls += 1
-        self._events.append(CallMade(call))
+        self._events.append(call)
 
     def _recipient(self) -> str:
         found = _RECIPIENT.search(self._header or "")

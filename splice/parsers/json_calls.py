@@ -10,8 +10,7 @@ from splice.parsers.alphabet import Alphabet
 from splice.parsers.events import CallMade
 from splice.parsers.formats import JsonCalls
 from splice.parsers.json_text import json_elements, json_members, read_json
-from splice.parsers.scan import Block, Broken, Cut, Scan, Source, json_end, one_of
-from splice.types import ToolCall
+from splice.parsers.scan import Block, Broken, Cut, Scan, Source, json_end, made, one_of
 
 # Kimi's ids carry the name: `functions.get_weather:0`.
 _NAME_IN_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
@@ -55,7 +54,7 @@ class JsonEngine:
             raise Broken
         given = members.get("id", '""')
         model_id = read_json(given) if given.startswith('"') else ""
-        return CallMade(ToolCall(name, arguments_of(members[key]) if key else "{}"), model_id)
+        return made(name, arguments_of(members[key]) if key else "{}", model_id)
 
     def _closed(self, source: Source, end: int) -> Scan[int]:
         if not self._closes:
@@ -70,7 +69,7 @@ class JsonEngine:
 
 
 def _named_call(head: Mapping[str, str], text: str) -> CallMade:
-    return CallMade(ToolCall(head["name"], arguments_of(text)), head.get("id", ""))
+    return made(head["name"], arguments_of(text), head.get("id", ""))
 
 
 def arguments_of(text: str) -> str:

@@ -15,6 +15,9 @@ from splice.parsers.formats import CallFormat, JsonCalls
 from splice.parsers.marks import Kind, Marks
 from splice.parsers.scan import Block, Broken, Cut, Scan, Source
 
+_LAYOUT = frozenset({Kind.LAYOUT, Kind.LAYOUT_AFTER_REASONING})
+_REASONING_ENDS = frozenset({Kind.REASONING_END, Kind.LAYOUT_AFTER_REASONING})
+
 
 class Engine(Protocol):
     """Reads what begins at the start of the source."""
@@ -93,7 +96,7 @@ class Machine:
 
     def _bare(self) -> bool:
         """A call that no marker announces."""
-        if self._in_reasoning or self._content.started:
+        if self._in_reasoning or (self._content.started and not self._section):
             return False
         text = self._source.text
         separator = self._row.separator if isinstance(self._row, JsonCalls) and self._after_call else ""
@@ -132,10 +135,10 @@ class Machine:
         if kind is Kind.SECTION_END and (self._section or self._after_call):
             self._section = ""
             return True
-        return kind is Kind.LAYOUT or (kind is Kind.REASONING_END and at_start)
+        return kind in _LAYOUT or (kind is Kind.REASONING_END and at_start)
 
     def _marker_in_reasoning(self, mark: str, kind: Kind) -> None:
-        if kind is Kind.REASONING_END:
+        if kind in _REASONING_ENDS:
             self._take(len(mark))
             self._reasoning.mark()
             self._content.mark()

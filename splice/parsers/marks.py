@@ -16,6 +16,7 @@ class Kind(Enum):
     SECTION_END = auto()
     CALL = auto()
     LAYOUT = auto()
+    LAYOUT_AFTER_REASONING = auto()
 
 
 class Marks:

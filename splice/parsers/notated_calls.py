@@ -13,9 +13,8 @@ from splice.parsers.alphabet import Alphabet
 from splice.parsers.events import CallMade
 from splice.parsers.formats import NotatedCalls
 from splice.parsers.json_text import read_json
-from splice.parsers.scan import Block, Broken, Scan, Source, first_of, one_of
+from splice.parsers.scan import Block, Broken, Scan, Source, first_of, made, one_of
 from splice.parsers.values import arguments, quoted, untyped
-from splice.types import ToolCall
 
 _PYTHON_STOP = re.compile(r"""["'\[\](){}]""")
 _PYTHON_STRING_STOP = re.compile(r"""["'\\]""")
@@ -41,7 +40,7 @@ class GemmaEngine:
         except (IndexError, RecursionError) as error:
             raise Broken from error
         close = yield from one_of(source, self._closes, end)
-        return Block(close.match.end(), (CallMade(ToolCall(head["name"], members)),))
+        return Block(close.match.end(), (made(head["name"], members),))
 
     def _end(self, source: Source, at: int) -> Scan[int]:
         depth = 0
@@ -167,7 +166,7 @@ def _python_call(node: ast.expr) -> CallMade:
     members = {keyword.arg or "": _literal(keyword.value) for keyword in node.keywords}
     if "" in members:
         raise Broken
-    return CallMade(ToolCall(ast.unparse(node.func), arguments(members)))
+    return made(ast.unparse(node.func), arguments(members))
 
 
 def _literal(node: ast.expr) -> str:

@@ -15,7 +15,10 @@ request without tools has its calls left in the content, for harnesses that read
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Protocol
+
+import numpy as np
 
 from splice.parsers.alphabet import Alphabet
 from splice.parsers.detokenise import Decode, Detokeniser, StopCut
@@ -31,7 +34,8 @@ from splice.parsers.values import parameters_of
 from splice.types import Finish, IdArray
 
 # The generation prompt's end is short; what is before it is history.
-_PROMPT_END = 16
+_PROMPT_END = 64
+_PIECE = 256
 
 
 class _StreamReader(Protocol):
@@ -50,7 +54,12 @@ class ReplyParser:
 
     def feed(self, ids: Iterable[int] | IdArray) -> list[Event]:
         """The events that these ids complete."""
-        return self._reader.feed(self._stop_cut.feed(self._detokeniser.feed(map(int, ids))))
+        numbers = iter(ids.tolist() if isinstance(ids, np.ndarray) else ids)
+        events: list[Event] = []
+        # A reader keeps what it was fed and has not read yet as one string: short pieces keep it short.
+        while piece := list(islice(numbers, _PIECE)):
+            events += self._reader.feed(self._stop_cut.feed(self._detokeniser.feed(piece)))
+        return events
 
     def finish(self, finish: Finish) -> list[Event]:
         """The events that waited for the end of the reply."""
@@ -71,7 +80,7 @@ class ReplyGrammar:
     ) -> None:
         self.formats = formats
         self._decode = decode
-        reasoning = (formats.reasoning.open, formats.reasoning.close)
+        reasoning = (formats.reasoning.open, formats.reasoning.close, *formats.reasoning.closes)
         self._alphabet = Alphabet((*formats.tools.spellings, *reasoning), control_tokens, stop_ids)
         self._engine = _engine(formats.tools, self._alphabet)
         self._marks = _marks(formats, self._alphabet)
@@ -140,9 +149,10 @@ def _engine(row: CallFormat, alphabet: Alphabet) -> Engine | None:
 
 def _marks(formats: Formats, alphabet: Alphabet) -> Marks:
     row = formats.tools
-    kinds = {mark: Kind.LAYOUT for mark in row.layout}
+    kinds = dict.fromkeys(row.layout, Kind.LAYOUT)
     kinds |= {opening: Kind.SECTION for opening, _ in row.sections}
     kinds |= {closing: Kind.SECTION_END for _, closing in row.sections}
     kinds |= dict.fromkeys(row.openers, Kind.CALL)
     kinds |= {formats.reasoning.open: Kind.REASONING, formats.reasoning.close: Kind.REASONING_END}
+    kinds |= dict.fromkeys(formats.reasoning.closes, Kind.LAYOUT_AFTER_REASONING)
     return Marks({alphabet.literal(mark): kind for mark, kind in kinds.items()})

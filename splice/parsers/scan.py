@@ -11,8 +11,9 @@ import re
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, TypeVar
 
-from splice.parsers.alphabet import PATTERN_LIMIT, Alphabet, Template
+from splice.parsers.alphabet import Alphabet, Template
 from splice.parsers.events import CallMade
+from splice.types import ToolCall
 
 _STRING_STOP = re.compile(r'["\\\x00-\x1f]')
 # Between the strings of a JSON text there is nothing but these: `true`, `false`, `null`, numbers and punctuation.
@@ -37,6 +38,15 @@ class Block(NamedTuple):
 
 T = TypeVar("T")
 Scan = Generator[None, None, T]
+
+
+def made(name: str, arguments: str, model_id: str = "") -> CallMade:
+    """A call, if it can be sent: JSON may escape half a character, which no UTF-8 can carry."""
+    try:
+        (name + arguments + model_id).encode()
+    except UnicodeEncodeError as error:
+        raise Broken from error
+    return CallMade(ToolCall(name, arguments), model_id)
 
 
 class Source:
@@ -74,11 +84,10 @@ def one_of(source: Source, templates: Sequence[Template], at: int) -> Scan[Head]
         yield from source.more()
 
 
-def first_of(
-    source: Source, templates: Sequence[Template], at: int, *, last: Sequence[Template] = ()
-) -> Scan[Head]:
+def first_of(source: Source, templates: Sequence[Template], at: int, *, last: Sequence[Template] = ()) -> Scan[Head]:
     """The first place where a template matches; those in `last` count at the end of the reply only."""
     start = at
+    overlap = max(template.width for template in (*templates, *last))
     while True:
         found = _earliest(templates, source.text, start)
         if found is not None:
@@ -88,7 +97,7 @@ def first_of(
             if found is None:
                 raise Cut
             return Head(len(templates) + found.which, found.match)
-        start = max(at, len(source.text) - PATTERN_LIMIT)
+        start = max(at, len(source.text) - overlap)
         yield
 
 

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from splice.parsers.alphabet import Alphabet
-from splice.parsers.events import CallMade
 from splice.parsers.formats import TaggedCalls
-from splice.parsers.scan import Block, Scan, Source, first_of, one_of
+from splice.parsers.scan import Block, Scan, Source, first_of, made, one_of
 from splice.parsers.values import arguments, quoted, typed, untyped
-from splice.types import ToolCall
 
 
 class TaggedEngine:
@@ -21,8 +19,8 @@ class TaggedEngine:
         self._row = row
         self._heads = alphabet.templates((*row.empty, *row.heads))
         self._parts = alphabet.templates((*row.closes, *row.parameters))
-        self._value_ends = alphabet.templates((*row.value_ends, *row.forgiven_ends))
-        self._last_value_ends = alphabet.templates(row.last_forgiven_ends)
+        self._value_ends = alphabet.templates(row.value_ends)
+        self._last_value_ends = alphabet.templates(row.last_value_ends)
 
     def scan(self, source: Source, tools: Mapping[str, Mapping[str, Any]]) -> Scan[Block]:
         """Read the call that begins at the start of the source."""
@@ -31,7 +29,7 @@ class TaggedEngine:
         members: dict[str, str] = {}
         if head.which >= len(self._row.empty):
             at = yield from self._members(source, at, tools.get(name, {}), members)
-        return Block(at, (CallMade(ToolCall(name, arguments(members))),))
+        return Block(at, (made(name, arguments(members)),))
 
     def _members(self, source: Source, at: int, schema: Mapping[str, Any], members: dict[str, str]) -> Scan[int]:
         while True:
@@ -43,7 +41,7 @@ class TaggedEngine:
             text = source.alphabet.spell(source.text[start : end.match.start()])
             key = html.unescape(part.match["key"]) if self._row.escaped else part.match["key"]
             members[key] = self._value(text, key, part.match.groupdict().get("type", ""), schema)
-            at = end.match.end() if end.which < len(self._row.value_ends) else end.match.start()
+            at = end.match.end()
 
     def _value(self, text: str, key: str, written_type: str, schema: Mapping[str, Any]) -> str:
         if self._row.newline_framed:

@@ -26,17 +26,13 @@ _DEEPEST_REFERENCE = 8
 def parameters_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """The parameter schema of every offered tool, by the tool's name."""
     functions = [tool.get("function", tool) for tool in tools]
-    return {
-        str(function["name"]): function.get("parameters") or function.get("input_schema") or {}
-        for function in functions
-        if isinstance(function, Mapping) and "name" in function
-    }
+    named = [function for function in functions if isinstance(function, Mapping) and "name" in function]
+    return {str(function["name"]): _mapping(function.get("parameters")) for function in named}
 
 
 def typed(text: str, parameters: Mapping[str, Any], key: str) -> str:
     """JSON text of one argument, by the schema of the parameters that it belongs to."""
-    properties = parameters.get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    schema = _mapping(parameters.get("properties")).get(key)
     if schema is None:
         return quoted(text)
     types = _types(schema, parameters, _DEEPEST_REFERENCE)
@@ -78,11 +74,19 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str]:
     if isinstance(named, list):
         return frozenset(map(str, named))
     if "enum" in schema or "const" in schema:
-        return frozenset(_type_of(value) for value in schema.get("enum") or [schema.get("const")])
-    branches = [branch for word in ("anyOf", "oneOf", "allOf") for branch in schema.get(word, ())]
+        return frozenset(_type_of(value) for value in _list(schema.get("enum")) or [schema.get("const")])
+    branches = [branch for word in ("anyOf", "oneOf", "allOf") for branch in _list(schema.get(word))]
     if isinstance(schema.get("$ref"), str):
         branches.append(_referred(schema["$ref"], root))
     return frozenset().union(*(_types(branch, root, depth - 1) for branch in branches))
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _referred(reference: str, root: Any) -> Any:

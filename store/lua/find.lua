@@ -5,8 +5,9 @@ Everything a request needs to know of a session, in one call.
 KEYS  1 session  2 links  3 turns  4 tokens  5 index  6 requests
 ARGV  1 rendering signature  2 request hash  3 idempotency field or ""
       4 turn whose lineage is wanted, or "" for that of the turn which `splice.locate` is expected to choose
-      5 number of chain hashes, 6 of hints, 7 of generation digests, 8 of turns that the caller has cached
-      then these lists one after another; chain hashes shallowest first, hints strongest first
+      5 chain hashes, shallowest first, in one string: 24 characters each, of which the first 22 are the field
+      6 number of hints, 7 of generation digests, 8 of turns that the caller has cached,
+      then these lists one after another; hints strongest first
 Result
   1 the session's fixed fields: name, value, name, value ...; empty when there is no session
   2 candidates {depth, turn, link line, root fact}, from the deepest conversation up to and including the
@@ -21,7 +22,7 @@ A turn's line is read, never its record. Cached turns only count when they still
 data is noticed here.
 ]]
 local session, links, turns, tokens, index, requests = unpack(KEYS)
-local signature, request, idempotency, wanted = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local signature, request, idempotency, wanted, chain = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local NOTHING = '%'
 local FIXED = {
   'id', 'tenant', 'schema', 'state', 'created', 'updated', 'run', 'group', 'group_size', 'metadata',
@@ -41,7 +42,7 @@ local function set(items)
   for _, item in ipairs(items) do members[item] = true end
   return members
 end
-local chain, hints = list(ARGV[5]), list(ARGV[6])
+local hints = list(ARGV[6])
 local digests, cached = set(list(ARGV[7])), set(list(ARGV[8]))
 
 local function parse(line)
@@ -70,8 +71,9 @@ end
 
 local function candidates()
   local found, equal = {}, {}
-  for depth = #chain, 1, -1 do
-    for turn in string.gmatch(redis.call('HGET', index, chain[depth]) or '', '%S+') do
+  for depth = #chain / 24, 1, -1 do
+    local field = string.sub(chain, depth * 24 - 23, depth * 24 - 2)
+    for turn in string.gmatch(redis.call('HGET', index, field) or '', '%S+') do
       local line = redis.call('HGET', links, turn)
       if line then
         local link = parse(line)

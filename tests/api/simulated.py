@@ -16,6 +16,7 @@ from api.demo.sim.vocabulary import Vocabulary, load_vocabulary
 
 Json = dict[str, Any]
 
+RELEASES = ("0.5.12.post1", "0.5.13", "0.5.23")
 STOP_TOKENS = ("<|im_end|>", "<|endoftext|>")
 TOOLS = [
     {

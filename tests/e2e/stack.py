@@ -5,6 +5,7 @@ What the engine received is read from the engine's own record, never from the pr
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import uuid
 from collections.abc import Mapping, Sequence
@@ -124,8 +125,7 @@ class Stack:
     async def record(self) -> dict[str, dict[str, Any]]:
         """What the engine saw and said, by rid; the rid of a turn is its turn id."""
         async with self.client.get(f"{self.engine.url}/sim/record") as answer:
-            entries = await answer.json()
-        return {entry["rid"]: entry for entry in (entries["entries"] if isinstance(entries, dict) else entries)}
+            return {entry["rid"]: entry for entry in (await answer.json())["entries"]}
 
     async def turns(self, session: str) -> list[dict[str, Any]]:
         reply = await self.call("GET", f"/sessions/{quote(session, safe='')}/turns")
@@ -138,6 +138,15 @@ class Stack:
         before = record[parent_id]["input_ids"] + record[parent_id]["output_ids"]
         assert record[turn_id]["input_ids"][: len(before)] == before
         assert len(record[turn_id]["input_ids"]) > len(before)
+
+    async def assert_last_aborted(self) -> None:
+        """The engine's latest generation is aborted, at once or within moments."""
+        for _ in range(50):
+            last = list((await self.record()).values())[-1]
+            if last["outcome"] == "aborted":
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(last["outcome"])
 
     async def rendered(self, turn_id: str) -> str:
         """The prompt the engine received, as text."""

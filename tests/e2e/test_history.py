@@ -149,9 +149,7 @@ async def test_an_edited_assistant_message_is_context_on_the_deepest_unedited_tu
     talk = await _tool_talk(stack)
     await talk.answer_tools("a.txt")
     edited = [*talk.messages[:-1], {"role": "assistant", "content": "I will not say that."}]
-    reply = await stack.chat(
-        [*edited, {"role": "user", "content": "Go on."}], session=talk.session, tools=TOOLS
-    )
+    reply = await stack.chat([*edited, {"role": "user", "content": "Go on."}], session=talk.session, tools=TOOLS)
     assert reply.splice == "spliced; reason=history_edited"
     assert reply.parent == talk.replies[0].turn_id
     await stack.assert_contiguous(reply.turn_id, talk.replies[0].turn_id)
@@ -354,7 +352,7 @@ async def test_deleting_a_session_ends_its_running_turn_and_refuses_later_ones(s
     assert (ended.status, ended.code) == (410, "session_closed")
     later = await talk.turn()
     assert (later.status, later.code) == (410, "session_closed")
-    assert [e["outcome"] for e in list((await stack.record()).values())[-1:]] == ["aborted"]
+    await stack.assert_last_aborted()
 
 
 async def test_a_client_that_leaves_takes_its_generation_with_it(stack: Stack) -> None:
@@ -362,12 +360,7 @@ async def test_a_client_that_leaves_takes_its_generation_with_it(stack: Stack) -
     await stack.script({"text": "slow", "delay_s": 30})
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(talk.say("Hello."), 0.7)
-    for _ in range(50):
-        last = list((await stack.record()).values())[-1:]
-        if last and last[0]["outcome"] == "aborted":
-            break
-        await asyncio.sleep(0.1)
-    assert last[0]["outcome"] == "aborted"
+    await stack.assert_last_aborted()
 
 
 async def test_sixteen_equal_prompts_with_echoed_ids_are_sixteen_unambiguous_sessions(stack: Stack) -> None:

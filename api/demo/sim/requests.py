@@ -90,9 +90,10 @@ def read_call(raw: bytes, release: Release) -> Call:
     if not isinstance(body, dict):
         raise http_error(400, "Input should be a valid dictionary", "Bad Request")
     _check_kinds(body, _TOP_LEVEL if release.returns_prompt_ids else _TOP_LEVEL_OLD, release)
+    for name in _TOP_LEVEL.keys() - {"input_ids"} | {"sampling_params"}:
+        if isinstance(body.get(name), list):
+            raise value_error(f"the simulated engine serves one prompt a request: {name} must not be a list")
     params = body.get("sampling_params") or {}
-    if not isinstance(params, dict):
-        raise value_error("the simulated engine serves one prompt a request: sampling_params must be an object")
     _check_sampling(params, release)
     return Call(
         rid=body.get("rid") or uuid.uuid4().hex,
@@ -128,9 +129,10 @@ def _input_ids(body: Mapping[str, Any], release: Release) -> npt.NDArray[np.int6
 
 
 def _sampling(params: Mapping[str, Any]) -> Sampling:
+    limit = params.get("max_new_tokens", 128)
     return Sampling(
-        max_new_tokens=params.get("max_new_tokens", 128),
-        min_new_tokens=_default(params, "min_new_tokens", 0),
+        max_new_tokens=None if limit is None else int(limit),
+        min_new_tokens=int(_default(params, "min_new_tokens", 0)),
         stop=_strings(params.get("stop")),
         stop_regex=_strings(params.get("stop_regex")),
         stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
@@ -209,30 +211,55 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_strings(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+def _is(kind: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, kind)
 
 
-# Kind: what fits, and what the contract's error calls it.
-_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (_is_int, "i64"),
-    "float": (_is_number, "f64"),
-    "bool": (lambda value: isinstance(value, bool), "a boolean"),
-    "str": (lambda value: isinstance(value, str), "a string"),
-    "strings": (_is_strings, "a value or an array of values for StringOrList"),
-    "ints": (lambda value: isinstance(value, list) and all(map(_is_int, value)), "a sequence"),
-    "list": (lambda value: isinstance(value, list), "a value or an array of values for TokenIdsOrList"),
-    "map": (lambda value: isinstance(value, dict), "a map"),
-    "any": (lambda _: True, ""),
+# What does not fit, and what the contract calls what would have fitted.
+Misfit = tuple[object, str]
+Kind = Callable[[Any], Misfit | None]
+
+
+def _scalar(fits: Callable[[object], bool], expected: str) -> Kind:
+    return lambda value: None if fits(value) else (value, expected)
+
+
+def _sequence(fits: Callable[[object], bool], expected: str) -> Kind:
+    def check(value: Any) -> Misfit | None:
+        if not isinstance(value, list):
+            return value, "a sequence"
+        return next(((each, expected) for each in value if not fits(each)), None)
+
+    return check
+
+
+def _one_or_many(fits: Callable[[object], bool], expected: str, name: str) -> Kind:
+    one, many = _scalar(fits, f"a value or an array of values for {name}"), _sequence(fits, expected)
+    return lambda value: (many if isinstance(value, list) else one)(value)
+
+
+_KINDS: dict[str, Kind] = {
+    "int": _scalar(_is_int, "i64"),
+    "float": _scalar(_is_number, "f64"),
+    "bool": _scalar(_is(bool), "a boolean"),
+    "str": _scalar(_is(str), "a string"),
+    "map": _scalar(_is(dict), "a map"),
+    "any": lambda _: None,
+    "ids": _scalar(_is(list), "a value or an array of values for TokenIdsOrList"),
+    "ints": _sequence(_is_int, "i64"),
+    "strs": _sequence(_is(str), "a string"),
+    "int or more": _one_or_many(_is_int, "i64", "Int64OrList"),
+    "bool or more": _one_or_many(_is(bool), "a boolean", "BoolOrList"),
+    "str or more": _one_or_many(_is(str), "a string", "StringOrList"),
 }
 _TOP_LEVEL = {
-    "rid": "str",
-    "text": "str",
-    "input_ids": "list",
+    "rid": "str or more",
+    "text": "str or more",
+    "input_ids": "ids",
     "stream": "bool",
-    "return_logprob": "bool",
-    "logprob_start_len": "int",
-    "top_logprobs_num": "int",
+    "return_logprob": "bool or more",
+    "logprob_start_len": "int or more",
+    "top_logprobs_num": "int or more",
     "return_text_in_logprobs": "bool",
     "return_prompt_token_ids": "bool",
 }
@@ -241,9 +268,9 @@ _TOP_LEVEL_OLD = {name: kind for name, kind in _TOP_LEVEL.items() if name not in
 # In the contract's order: its error lists them.
 _SAMPLING = {
     "max_new_tokens": "int",
-    "stop": "strings",
+    "stop": "str or more",
     "stop_token_ids": "ints",
-    "stop_regex": "strings",
+    "stop_regex": "str or more",
     "temperature": "float",
     "top_p": "float",
     "top_k": "int",
@@ -267,7 +294,7 @@ _SAMPLING = {
     "custom_params": "any",
     "beam_width": "int",
     "watermark": "map",
-    "choice": "list",
+    "choice": "strs",
 }
 _ONLY_STRICT = frozenset({"beam_width", "watermark", "choice"})
 
@@ -289,7 +316,9 @@ _RANGES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 )
 
 
-def _check_sampling(params: Mapping[str, Any], release: Release) -> None:
+def _check_sampling(params: object, release: Release) -> None:
+    if not isinstance(params, dict):
+        raise _wrong_type("sampling_params", params, "a value or an array of values for SamplingParamsOrList", release)
     known = [name for name in _SAMPLING if release.checks_contract or name not in _ONLY_STRICT]
     for name in params:
         if name not in known:
@@ -302,12 +331,13 @@ def _check_sampling(params: Mapping[str, Any], release: Release) -> None:
 
 def _check_kinds(values: Mapping[str, Any], kinds: Mapping[str, str], release: Release) -> None:
     for name, value in values.items():
-        kind = kinds.get(name)
-        if kind is None or (value is None and name not in _NOT_NULL):
+        if name not in kinds or (value is None and name not in _NOT_NULL):
             continue
-        fits, expected = _KINDS[kind]
-        if not fits(value) and not (kind == "int" and not release.checks_contract and _is_number(value)):
-            raise _wrong_type(name, value, expected, release, sampling=kinds is _SAMPLING)
+        misfit = _KINDS[kinds[name]](value)
+        # Older releases take any number for an integer.
+        if misfit is None or (not release.checks_contract and kinds[name].startswith("int") and _is_number(value)):
+            continue
+        raise _wrong_type(name, *misfit, release, sampling=kinds is _SAMPLING)
 
 
 def _wrong_type(name: str, value: object, expected: str, release: Release, *, sampling: bool = False) -> Refusal:

@@ -175,7 +175,7 @@ class Exchange:
         return await self._answer(directive, sampled)
 
     async def _answer(self, directive: Directive, sampled: Sampled) -> web.StreamResponse:
-        async for _ in self._steps(directive, sampled, [len(sampled.ids)]):
+        async for _ in self._steps(directive, [_total(directive, sampled)]):
             pass
         whole = self._whole(directive, sampled, last=True)
         if directive.fault == "drop_midway":
@@ -185,8 +185,8 @@ class Exchange:
     async def _stream(self, directive: Directive, sampled: Sampled) -> web.StreamResponse:
         response = await _open_events(self._request)
         sent_ids, sent_text = 0, ""
-        ends = self._chunk_ends(len(sampled.ids), directive)
-        async for made in self._steps(directive, sampled, ends):
+        ends = self._chunk_ends(_total(directive, sampled), directive)
+        async for made in self._steps(directive, ends):
             last = made == ends[-1] or self._generation.stopped.is_set()
             if last and directive.fault == "drop_midway":
                 raise self._dropped()
@@ -198,9 +198,7 @@ class Exchange:
         await response.write_eof()
         return response
 
-    def _steps(self, directive: Directive, sampled: Sampled, ends: list[int]) -> AsyncIterator[int]:
-        if directive.fault == "abort":
-            ends = [end for end in ends if end <= len(sampled.ids) // 2] or [len(sampled.ids) // 2]
+    def _steps(self, directive: Directive, ends: list[int]) -> AsyncIterator[int]:
         seconds = self._config.first_token_s + self._config.per_token_s * ends[-1] + directive.delay_s
         return self._engine.batch.steps(self._generation, ends, seconds)
 
@@ -274,6 +272,11 @@ _INSTEAD_OF_SAMPLING = frozenset(
 )
 
 
+def _total(directive: Directive, sampled: Sampled) -> int:
+    """How many tokens will be made: half of them, where an abort is scripted."""
+    return len(sampled.ids) // 2 if directive.fault == "abort" else len(sampled.ids)
+
+
 def _raw(directive: Directive) -> Refusal:
     refusal = Refusal(directive.status, directive.body)
     refusal.content_type = directive.content_type
@@ -281,12 +284,9 @@ def _raw(directive: Directive) -> Refusal:
 
 
 def _headers(request: web.Request) -> dict[str, str]:
-    """Those that say who asks; never the key."""
-    return {
-        name: value
-        for name, value in request.headers.items()
-        if name.lower() == "user-agent" or name[:2].lower() == "x-"
-    }
+    """Those that say who asks, in lower case; never the key."""
+    named = {name.lower(): value for name, value in request.headers.items()}
+    return {name: value for name, value in named.items() if name == "user-agent" or name.startswith("x-")}
 
 
 async def _send(request: web.Request, body: bytes) -> web.StreamResponse:

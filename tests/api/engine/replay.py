@@ -85,13 +85,20 @@ class ReplayServer:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append(Seen(request.method, request.path, dict(request.headers), await request.read()))
+        self.seen.append(Seen(request.method, request.path, request.headers.copy(), await request.read()))
         handler = self.answers.get(f"{request.method} {request.path}", Answer({"detail": "Not Found"}, 404))
         try:
             return await handler(request)
         except asyncio.CancelledError:
             self.left.append(request.path)
             raise
+
+    def close_connections(self) -> None:
+        """Close what clients keep alive, as an engine does after some idle seconds."""
+        assert self._runner.server is not None
+        for connection in self._runner.server.connections:
+            assert connection.transport is not None
+            connection.transport.close()
 
     def bodies(self, path: str) -> list[Any]:
         return [seen.json for seen in self.seen if seen.path == path]
@@ -107,5 +114,5 @@ def refusing_url() -> str:
 async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     """Wait until `condition` holds."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110  what is awaited happens in another task, unsignalled
             await asyncio.sleep(0.005)

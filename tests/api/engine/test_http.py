@@ -7,6 +7,7 @@ import ssl
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
@@ -42,8 +43,8 @@ MEANINGS: dict[str, type[EngineError]] = {
     "InvalidURL": NeverSent,
     "InvalidUrlClientError": NeverSent,
     "InvalidUrlRedirectClientError": NeverSent,
-    "NonHttpUrlClientError": NeverSent,
-    "NonHttpUrlRedirectClientError": NeverSent,
+    "NonHttpUrlClientError": EngineUnavailable,
+    "NonHttpUrlRedirectClientError": EngineUnavailable,
     "RedirectClientError": EngineUnavailable,
     "ServerConnectionError": EngineUnavailable,
     "ServerDisconnectedError": EngineUnavailable,
@@ -51,10 +52,17 @@ MEANINGS: dict[str, type[EngineError]] = {
     "ServerTimeoutError": EngineTimeout,
     "SocketTimeoutError": EngineTimeout,
     "TooManyRedirects": EngineContract,
+    "UploadAbortedError": EngineUnavailable,
     "WSServerHandshakeError": EngineContract,
 }
 # Of its server side, of websockets and of reading multipart bodies: never raised by a plain request.
-ELSEWHERE = {"BadContentDispositionHeader", "BadContentDispositionParam", "EofStream", "WSMessageTypeError"}
+ELSEWHERE = {
+    "BadContentDispositionHeader",
+    "BadContentDispositionParam",
+    "EofStream",
+    "WSMessageTypeError",
+    "WebSocketError",
+}
 
 REQUEST_INFO = aiohttp.RequestInfo(URL("http://e"), "POST", CIMultiDictProxy(CIMultiDict()), URL("http://e"))
 CONNECTION_KEY = aiohttp.client_reqrep.ConnectionKey("e", 80, False, True, None, None, None)
@@ -106,39 +114,26 @@ def test_the_sockets_own_exceptions_have_theirs(error: Exception, meaning: type[
 
 TOO_LONG = (
     "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
-    "Requested token count exceeds the model's maximum context length of 8192 tokens. You requested a total of 9000 "
-    "tokens: 8000 tokens from the input messages and 1000 tokens for the completion.",
-    "Input length (8190 tokens) exceeds the maximum allowed length (8185 tokens). Use a shorter input or enable "
-    "--allow-auto-truncate.",
+    "Requested token count exceeds the model's maximum context length of 8192 tokens. You requested a total of 9000.",
+    "Input length (8190 tokens) exceeds the maximum allowed length (8185 tokens). Use a shorter input.",
 )
 
-# The five shapes of SGLang's native interface, and those of its neighbours.
+# The five shapes of SGLang's native interface, and those of its neighbours; WORDS and 999 stand for what is said.
 SHAPES: dict[str, Any] = {
-    "an object with a message": lambda words, status: {"error": {"message": words}},
-    "the contract gate's bare string": lambda words, status: {"error": words},
-    "FastAPI's validation": lambda words, status: {
-        "object": "error",
-        "message": words,
-        "type": "Bad Request",
-        "param": None,
-        "code": status,
-    },
-    "the scheduler's abort": lambda words, status: {
-        "object": "error",
-        "message": words,
-        "type": str(status),
-        "param": None,
-        "code": status,
-    },
-    "plain text": lambda words, status: words.encode(),
-    "FastAPI's own": lambda words, status: {"detail": words},
-    "llama.cpp's": lambda words, status: {"error": {"code": status, "message": words, "type": "invalid_request_error"}},
+    "an object with a message": {"error": {"message": "WORDS"}},
+    "the contract gate's bare string": {"error": "WORDS"},
+    "FastAPI's validation": {"object": "error", "message": "WORDS", "type": "Bad Request", "param": None, "code": 999},
+    "the scheduler's abort": {"object": "error", "message": "WORDS", "type": "999", "param": None, "code": 999},
+    "plain text": "WORDS",
+    "FastAPI's own": {"detail": "WORDS"},
+    "llama.cpp's": {"error": {"code": 999, "message": "WORDS", "type": "invalid_request_error"}},
 }
 
 
 def body(shape: str, words: str, status: int) -> bytes:
-    made = SHAPES[shape](words, status)
-    return made if isinstance(made, bytes) else aiohttp.payload.JsonPayload(made)._value
+    made = SHAPES[shape]
+    text = made if isinstance(made, str) else orjson.dumps(made).decode()
+    return text.replace("WORDS", words).replace("999", str(status)).encode()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -290,7 +285,7 @@ async def test_a_connection_that_the_engine_closed_while_idle_is_not_used_again(
         http = Http(api_key=None, connect_timeout_s=1.0)
         for _ in range(3):
             await http.exchange("POST", f"{server.url}/generate", body=b"{}", timeout_s=5)
-            for connection in list(server._runner.server.connections):
-                connection.close()
+            server.close_connections()
             await asyncio.sleep(0.01)
         await http.close()
+        assert len(server.seen) == 3

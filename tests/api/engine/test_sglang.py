@@ -268,7 +268,7 @@ BREACHES: dict[str, tuple[Any, str]] = {
     "null ids": (reply(output_ids=None), "output_ids"),
     "ids of another type": (reply(output_ids=["9707", "11", "151645"]), "output_ids"),
     "an id with a point": (reply(output_ids=[9707.0, 11, 151645]), "output_ids"),
-    "an id beyond 64 bits": (reply(output_ids=[2**64, 11, 151645]), "output_ids"),
+    "an id beyond 64 bits": (orjson.dumps(reply()).replace(b"[9707,11,", b"[18446744073709551616,11,"), "output_ids"),
     "ids in ids": (reply(output_ids=[[9707, 11, 151645]]), "output_ids"),
     "no log probs": (without("output_token_logprobs"), "output_token_logprobs"),
     "null log probs": (reply(output_token_logprobs=None), "output_token_logprobs"),
@@ -302,7 +302,6 @@ BREACHES: dict[str, tuple[Any, str]] = {
     "garbage": (b"<html>hello</html>", "body"),
     "JSON that ends early": (orjson.dumps(reply())[:-9], "body"),
     "nothing": (b"", "body"),
-    "not even text": (b'{"output_ids": "\xff"}', "body"),
 }
 
 
@@ -316,7 +315,9 @@ async def test_a_reply_that_breaks_the_contract_is_refused_by_the_name_of_its_fi
 
 FAILURES: dict[str, tuple[Handler, type[EngineError]]] = {
     "over the context": (
-        Answer({"error": {"message": "The input (9 tokens) is longer than the model's context length (8 tokens)."}}, 400),
+        Answer(
+            {"error": {"message": "The input (9 tokens) is longer than the model's context length (8 tokens)."}}, 400
+        ),
         PromptTooLong,
     ),
     "over the context, told in a 200": (
@@ -482,19 +483,16 @@ async def test_facts_that_cannot_be_read_are_a_breach(server_info: Any) -> None:
 
 async def test_a_context_length_that_nobody_tells_is_a_breach() -> None:
     with pytest.raises(EngineContract, match="context_length"):
-        await facts(
-            server_info={**SERVER_INFO, "context_length": None}, model_info=MODEL_INFO, v1__models={"data": []}
-        )
+        await facts(server_info={**SERVER_INFO, "context_length": None}, model_info=MODEL_INFO, v1__models={"data": []})
 
 
 async def test_text_is_tokenized_without_special_tokens() -> None:
-    async with ReplayServer(
-        {"POST /tokenize": Answer({"tokens": [5, 6], "count": 2, "max_model_len": 9})}
-    ) as server:
+    async with ReplayServer({"POST /tokenize": Answer({"tokens": [5, 6], "count": 2, "max_model_len": 9})}) as server:
         engine = create_engine("sglang", [server.url])
         ids = await engine.tokenize("hé")
         await engine.close()
-        assert (ids.dtype, ids.tolist()) == (np.uint32, [5, 6])
+        assert ids.dtype == np.uint32
+        assert ids.tolist() == [5, 6]
         assert server.bodies("/tokenize") == [{"prompt": "hé", "add_special_tokens": False}]
 
 

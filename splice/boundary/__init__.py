@@ -1,0 +1,6 @@
+"""What follows an assistant turn, read off any chat template by probing it."""
+
+from splice.boundary.report import TemplateReport
+from splice.boundary.splicer import Prompt, Refusal, Splicer
+
+__all__ = ["Prompt", "Refusal", "Splicer", "TemplateReport"]
