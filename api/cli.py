@@ -78,6 +78,27 @@ def demo(**options: Any) -> None:
 
 
 @main.command()
+@click.option("--redis-url", metavar="VALUE", help=f"The database. [{PREFIX}REDIS_URL]")
+@click.option("--dry-run", is_flag=True, help="Name what would be done, and change nothing.")
+def migrate(redis_url: str | None, *, dry_run: bool) -> None:
+    """Plan and apply the schema migrations that the database lacks."""
+    from api.migrate import migrate
+    from migrations import MigrationError
+
+    try:
+        url = Settings.from_env(os.environ, redis_url=redis_url).redis_url
+        steps = asyncio.run(migrate(url, dry_run=dry_run))
+    except BadSettings as error:
+        _fail(error.problems)
+    except MigrationError as error:
+        _fail([str(error)])
+    for step in steps:
+        click.echo(f"{'pending' if dry_run else 'applied'} {step}")
+    if not steps:
+        click.echo("nothing to do: the database is up to date")
+
+
+@main.command()
 @_settings_options
 def doctor(**flags: str | None) -> None:
     """Check Redis, engine, tokenizer and template; exit 1 on a fault."""

@@ -112,7 +112,8 @@ def pack_log_probs(values: LogProbArray) -> bytes:
     """`f4` and single floats when they keep every value, else `f8` and doubles; "" for none."""
     if not len(values):
         return b""
-    narrow = values.astype("<f4")
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = values.astype("<f4")
     if np.array_equal(narrow.astype(values.dtype), values):
         return b"f4" + narrow.tobytes()
     return b"f8" + values.astype("<f8").tobytes()

@@ -47,6 +47,11 @@ class Child:
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int:
+        """The process itself; 0 before its first start."""
+        return self._process.pid if self._process is not None else 0
+
     async def start(self) -> None:
         """Start; `ready` waits until it serves. A second start appends to the same log."""
         with self._log.open("ab") as log:

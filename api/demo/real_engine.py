@@ -134,7 +134,8 @@ async def _until_either(stop: asyncio.Event, engine: subprocess.Popen[bytes]) ->
 @contextlib.contextmanager
 def _process(options: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """This module in another process, ended with SIGTERM and the end of its standard input."""
-    command = [sys.executable, "-m", "api.demo.real_engine", *options]
+    # -P: a folder named api where the command was given must not be taken for ours.
+    command = [sys.executable, "-P", "-m", "api.demo.real_engine", *options]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603
     try:
         yield process

@@ -128,6 +128,32 @@ def _mark(number: int, salt: str) -> str:
     return f"{_SENTINEL}{salt}{number}z"
 
 
+def marked(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a text each that cannot be mistaken for another's."""
+    return [
+        msgspec.structs.replace(message, content=f"zqNew{number}z", reasoning="") if message.content else message
+        for number, message in enumerate(messages)
+    ]
+
+
+def unsung(stage: Stage, dialogue: Sequence[Message], appended: int, setting: Setting) -> str:
+    """Why the dialogue's last `appended` messages cannot follow its sentinel; "" where each comes out in place.
+
+    Results of tools may come in another order than they were given: some templates sort them by call.
+    """
+    tail = stage.tail(dialogue, setting)
+    if isinstance(tail, Rejected):
+        return f"the template refuses: {tail.words}"
+    position = 0
+    for message in dialogue[len(dialogue) - appended :]:
+        found = tail.find(message.content, 0 if message.role == "tool" else position)
+        if found < 0:
+            elsewhere = message.content in str(stage.text(dialogue, setting))
+            return f"the template {'moves' if elsewhere else 'leaves out'} a {message.role} message that comes late"
+        position = max(position, found)
+    return ""
+
+
 def common_start(left: str, right: str, lexicon: Lexicon) -> str:
     """The longest common beginning that cuts no control token of either text apart."""
     length = 0

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from splice.boundary.dialogue import ARGUMENT, Anchor, Rejected, Setting, Stage, common_start, sentinel_turn
+from splice.boundary.dialogue import ARGUMENT, Anchor, Rejected, Setting, Stage, common_start, sentinel_turn, unsung
 from splice.boundary.thinking import Thinking, probe_thinking
 from splice.shapes import Shape
 from splice.types import Message, ToolCall
@@ -28,6 +28,11 @@ _RESULTS = (
     Message("tool", "zqResultA", tool_call_id="zqCallNrA"),
     Message("tool", "zqResultB", tool_call_id="zqCallNrB"),
 )
+
+# In order of preference.
+_ANCHORS: tuple[Anchor, ...] = ("argument", "content")
+_ARGUMENTS: tuple[Literal["mapping", "string"], ...] = ("mapping", "string")
+_SILENT: tuple[Literal["empty", "absent", "null"], ...] = ("empty", "absent", "null")
 
 
 def stub_tool(name: str) -> Mapping[str, Any]:
@@ -133,11 +138,9 @@ class _Probe:
     def _settle_shape(self) -> None:
         """The first message shape under which a call and its result come out whole."""
         original = self._setting
-        for anchor, arguments, silent, tools in product(
-            ("argument", "content"), ("mapping", "string"), ("empty", "absent", "null"), (original.tools, (STUB,))
-        ):
-            shape = Shape(arguments=arguments, silent=silent)  # type: ignore[arg-type]
-            self._anchor = anchor  # type: ignore[assignment]
+        for anchor, arguments, silent, tools in product(_ANCHORS, _ARGUMENTS, _SILENT, (original.tools, (STUB,))):
+            shape = Shape(arguments=arguments, silent=silent)
+            self._anchor = anchor
             self._setting = msgspec.structs.replace(original, shape=shape, tools=tools)
             if self._calls_come_out():
                 break
@@ -173,13 +176,14 @@ class _Probe:
 
     def _developer_roles(self) -> dict[str, str]:
         """Write developer messages as system messages where the template would lose them and keeps those."""
-        roles = {}
-        places = {"first_developer": lambda m: [m, USER], "late_developer": lambda m: self._after((), (m, OTHER_USER))}
-        for place, dialogue in places.items():
-            lost = DEVELOPER.content not in str(self._stage.text(dialogue(DEVELOPER), self._setting))
-            kept = SYSTEM.content in str(self._stage.text(dialogue(SYSTEM), self._setting))
-            roles[place] = "system" if lost and kept else "developer"
-        return roles
+        heads = [([message, USER]) for message in (DEVELOPER, SYSTEM)]
+        lates = [self._after((), (message, OTHER_USER)) for message in (DEVELOPER, SYSTEM)]
+        return {"first_developer": self._kept_role(*heads), "late_developer": self._kept_role(*lates)}
+
+    def _kept_role(self, developer: list[Message], system: list[Message]) -> str:
+        lost = DEVELOPER.content not in str(self._stage.text(developer, self._setting))
+        kept = SYSTEM.content in str(self._stage.text(system, self._setting))
+        return "system" if lost and kept else "developer"
 
     # -- renderings
 
@@ -314,26 +318,12 @@ class _Probe:
         refusals = {}
         for kind, appended in APPENDED.items():
             calls = _CALLS_FOR.get(kind, ())
-            refusal = self._refusal(calls, appended)
+            refusal = unsung(self._stage, self._after(calls, appended), len(appended), self._setting)
             if not refusal and calls and not (called.terminator or called.closing or self._anchor == "content"):
                 refusal = "where a turn that calls tools ends cannot be told"
             if refusal:
                 refusals[kind] = refusal
         return refusals
-
-    def _refusal(self, calls: Sequence[ToolCall], appended: Sequence[Message]) -> str:
-        tail = self._tail(calls, appended)
-        if isinstance(tail, Rejected):
-            return f"the template refuses: {tail.words}"
-        position = 0
-        for message in appended:
-            found = tail.find(message.content, position)
-            if found < 0:
-                text = str(self._stage.text(self._after(calls, appended), self._setting))
-                moved = message.content in text
-                return f"the template {'moves' if moved else 'leaves out'} a {message.role} message that comes late"
-            position = found
-        return ""
 
 
 def _before(tail: str | Rejected, message: Message) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from splice.boundary.dialogue import Setting, Stage, after_sentinel, outline, salt_for, sentinel_turn
+from splice.boundary.dialogue import Setting, Stage, after_sentinel, marked, outline, salt_for, sentinel_turn, unsung
 from splice.boundary.profile import STUB, USER, Ending, Profile, probe
 from splice.boundary.report import TemplateReport, changes_only_the_prompt, mentions, report
 from splice.content import Lexicon, Mask
@@ -28,7 +28,6 @@ from splice.types import IdArray, Lineage, Message, Rendering, id_array
 
 _REMEMBERED = 128  # sets of kwargs whose profile is kept
 _LOOK_BACK = 48  # ids before a generation in which its prompt's end is looked for
-_KIND_OF_ROLE = {"user": "user", "tool": "tool", "system": "system", "developer": "developer", "assistant": "assistant"}
 
 Value = TypeVar("Value")
 
@@ -54,6 +53,17 @@ class Refusal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """The made-up dialogue of a fragment: what stands before the assistant's turn, the turn, what is new."""
+
+    before: Sequence[Message]
+    turn: Message
+    new: tuple[Message, ...]
+    setting: Setting
+    salt: str
+
+
 class _Sampled:
     """How a generation ended, as far as the boundary needs it."""
 
@@ -75,6 +85,7 @@ class Splicer:
         self._stage = Stage(renderer, self._lexicon, mask_content=control_tokens == "text")
         self._profiles: _Remembered[Profile] = _Remembered()
         self._signatures: _Remembered[Mapping[str, Any]] = _Remembered()
+        self._sequences: _Remembered[str] = _Remembered()
         self._report: TemplateReport | None = None
 
     @property
@@ -108,12 +119,16 @@ class Splicer:
         where the template makes the fragment depend on them.
         """
         profile = self._profile(rendering.kwargs)
-        if refusal := _refused(profile, reply, new_messages, earlier):
-            return refusal
+        if profile.outline and not earlier:
+            return Refusal("the template writes this otherwise after another history, and none was given")
+        scene = self._scene(profile, reply, new_messages, rendering, lineage.head.clock, earlier)
+        if refusal := self._unsung(scene, profile, rendering):
+            return Refusal(refusal)
         try:
-            tail, mask = self._tail(profile, reply, new_messages, rendering, lineage.head.clock, earlier)
+            text, mask = self._stage.render([*scene.before, scene.turn, *new_messages], scene.setting)
         except TemplateRejected as rejected:
             return Refusal(f"the template refuses: {rejected.words}")
+        tail = after_sentinel(text, scene.salt)
         if tail is None:
             return Refusal("the template leaves out the assistant's turn")
         if missing := _missing(tail, mask, new_messages):
@@ -128,7 +143,7 @@ class Splicer:
 
     # -- the fragment
 
-    def _tail(
+    def _scene(
         self,
         profile: Profile,
         reply: Message,
@@ -136,15 +151,28 @@ class Splicer:
         rendering: Rendering,
         clock: float,
         earlier: Sequence[Message],
-    ) -> tuple[str | None, Mask]:
+    ) -> _Scene:
         salt = salt_for(new_messages)
-        before = outline(earlier) if profile.outline and earlier else [USER]
+        before = outline(earlier) if profile.outline else [USER]
+        left_out = sum(len(m.tool_calls) for m in earlier) - sum(len(m.tool_calls) for m in before)
+        setting = Setting(
+            profile.shape, _fragment_tools(profile, rendering), rendering.kwargs, clock, first_call=left_out
+        )
         turn = sentinel_turn(reply.tool_calls, profile.call_anchor, salt)
-        tools = _fragment_tools(profile, rendering)
-        calls = sum(len(message.tool_calls) for message in earlier) - sum(len(m.tool_calls) for m in before)
-        setting = Setting(profile.shape, tools, rendering.kwargs, clock, first_call=calls)
-        text, mask = self._stage.render([*before, turn, *new_messages], setting)
-        return after_sentinel(text, salt), mask
+        return _Scene(before, turn, tuple(new_messages), setting, salt)
+
+    def _unsung(self, scene: _Scene, profile: Profile, rendering: Rendering) -> str:
+        """Why such messages cannot be appended, proved on messages of the same kinds with telling texts."""
+
+        def compute() -> str:
+            turn = sentinel_turn(scene.turn.tool_calls, profile.call_anchor)
+            return unsung(self._stage, [*scene.before, turn, *marked(scene.new)], len(scene.new), scene.setting)
+
+        if profile.outline:
+            return compute()
+        kinds = [[m.role, len(m.tool_calls), bool(m.content)] for m in (scene.turn, *scene.new)]
+        key = {"kinds": kinds, "kwargs": rendering.kwargs, "tools": bool(rendering.tools)}
+        return self._sequences.get(_key(key), compute)
 
     def _appended(
         self,
@@ -270,17 +298,6 @@ class _Remembered(Generic[Value]):
 
 def _key(kwargs: Mapping[str, Any]) -> str:
     return json.dumps(kwargs, sort_keys=True, default=str)
-
-
-def _refused(
-    profile: Profile, reply: Message, new_messages: Sequence[Message], earlier: Sequence[Message]
-) -> Refusal | None:
-    for role in dict.fromkeys(message.role for message in new_messages):
-        if reason := profile.refusals.get(_KIND_OF_ROLE[role], ""):
-            return Refusal(f"{role}: {reason}")
-    if profile.outline and not earlier:
-        return Refusal("the template writes this message otherwise after another history, and none was given")
-    return None
 
 
 def _fragment_tools(profile: Profile, rendering: Rendering) -> tuple[Mapping[str, Any], ...]:

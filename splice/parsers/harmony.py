@@ -34,7 +34,9 @@ class HarmonyMachine:
         self._last_end = re.compile(rf"(?:{ends})\Z")
         self._header_end = re.compile(f"(?P<body>{re.escape(self._message)})|(?:{ends})?(?={re.escape(start)})")
         self._ends = Marks(dict.fromkeys((end + start, call + start, over + start), Kind.LAYOUT))
+        self._overlap = max(map(len, (end, call, over))) + len(start)
         self._text = ""
+        self._searched = 0  # no message ends before this place
         self._header: str | None = None  # None between messages
         self._calls = 0
         self._reasoning = Channel(marked=True)
@@ -57,17 +59,18 @@ class HarmonyMachine:
             closed = self._last_end.search(self._text)
             body = self._text[: closed.start()] if closed else self._text
             self._finish_message(body, closed[0] if closed else "", whole=stopped or closed is not None)
-        elif stopped and self._text.strip():
+        elif stopped or self._channel not in self._text:
             self._show(self._text)
         self._say(ReasoningText, self._reasoning.finish())
         self._say(ContentText, self._content.finish())
         return self._events
 
     def _read_header(self) -> bool:
-        found = self._header_end.search(self._text, len(self._start) if self._text.startswith(self._start) else 0)
+        own_start = len(self._start) if self._text.startswith(self._start) else 0
+        found = self._header_end.search(self._text, max(own_start, self._searched))
         if found is None:
-            return False
-        header, self._text = self._text[: found.start()], self._text[found.end() :]
+            return self._wait()
+        header = self._pass(found)
         if found["body"] is None:
             self._show(header + found[0])  # no message has such a header
         else:
@@ -76,15 +79,23 @@ class HarmonyMachine:
         return True
 
     def _read_body(self) -> bool:
-        found = self._end.search(self._text)
+        found = self._end.search(self._text, self._searched)
         if found is not None:
-            body, self._text = self._text[: found.start()], self._text[found.end() :]
-            self._finish_message(body, found[0], whole=True)
+            self._finish_message(self._pass(found), found[0], whole=True)
             return True
         if not self._recipient():
             doubtful = self._ends.doubtful(self._text)
             self._write(self._text[: len(self._text) - doubtful])
             self._text = self._text[len(self._text) - doubtful :]
+        return self._wait()
+
+    def _pass(self, found: re.Match[str]) -> str:
+        """Leave what was found behind, and return what stands before it."""
+        before, self._text, self._searched = self._text[: found.start()], self._text[found.end() :], 0
+        return before
+
+    def _wait(self) -> bool:
+        self._searched = max(0, len(self._text) - self._overlap)
         return False
 
     def _finish_message(self, body: str, end: str, *, whole: bool) -> None:

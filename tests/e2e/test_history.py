@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.e2e.rewrites import EQUAL
 from tests.e2e.stack import CALL, TOOLS, Stack, Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -172,54 +172,7 @@ async def test_a_truncated_tool_result_attaches_to_the_deepest_common_turn(stack
     await stack.assert_contiguous(reply.turn_id, talk.replies[0].turn_id)
 
 
-def _respaced(message: dict[str, Any]) -> None:
-    for call in message.get("tool_calls", ()):
-        arguments = json.loads(call["function"]["arguments"])
-        call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=2)
-
-
-def _other_ids(message: dict[str, Any]) -> None:
-    for call in message.get("tool_calls", ()):
-        call["id"] = f"toolu_{call['id'][-1]}"
-    if message["role"] == "tool":
-        message["tool_call_id"] = f"toolu_{message['tool_call_id'][-1]}"
-
-
-def _no_reasoning(message: dict[str, Any]) -> None:
-    message.pop("reasoning_content", None)
-
-
-def _reasoning_in_content(message: dict[str, Any]) -> None:
-    reasoning = message.pop("reasoning_content", None)
-    if reasoning:
-        message["content"] = f"<think>\n{reasoning}\n</think>\n\n{message['content'] or ''}"
-
-
-def _parts(message: dict[str, Any]) -> None:
-    if message["content"]:
-        message["content"] = [{"type": "text", "text": message["content"]}]
-
-
-def _null_or_empty(message: dict[str, Any]) -> None:
-    message["content"] = message["content"] or ("" if message["content"] is None else None)
-
-
-def _trimmed(message: dict[str, Any]) -> None:
-    if message["role"] == "assistant" and message["content"]:
-        message["content"] = f"\n {message['content'].strip()} \n"
-
-
-def _more_fields(message: dict[str, Any]) -> None:
-    if message["role"] == "assistant":
-        message |= {"refusal": None, "annotations": [], "audio": None, "function_call": None}
-    if message["role"] == "tool":
-        message["name"] = "bash"
-
-
-@pytest.mark.parametrize(
-    "rewrite",
-    [_respaced, _other_ids, _no_reasoning, _reasoning_in_content, _parts, _null_or_empty, _trimmed, _more_fields],
-)
+@pytest.mark.parametrize("rewrite", EQUAL)
 async def test_a_rewrite_that_changes_nothing_is_the_same_turn(
     stack: Stack, rewrite: Callable[[dict[str, Any]], None]
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
@@ -18,6 +18,7 @@ def steps(count: int) -> tuple[Step, ...]:
     return tuple(Step(n, f"step{n}", nothing) for n in range(1, count + 1))
 
 
+@settings(derandomize=True, deadline=None)
 @given(st.integers(0, 12), st.data())
 def test_what_is_missing_at_the_end_is_pending_in_order(count: int, data: st.DataObject) -> None:
     known = steps(count)

@@ -166,6 +166,10 @@ class TestReasoning:
         assert message.reasoning == f"Maybe {PARIS_CALL} or not."
         assert (message.content, message.tool_calls) == ("No.", ())
 
+    def test_a_draft_is_no_call_that_would_hide_a_block_cut_off_later(self) -> None:
+        message = read(f'Maybe {PARIS_CALL}.</think>\n\n<tool_call>{{"name": "ec', LENGTH, thinking=True)
+        assert message.content == '<tool_call>{"name": "ec'
+
     def test_a_marker_in_reasoning_that_begins_no_call_is_reasoning(self) -> None:
         message = read(f"Calls begin with <tool_call> here.</think>{PARIS_CALL}", thinking=True)
         assert message.reasoning == "Calls begin with <tool_call> here."
@@ -349,6 +353,19 @@ class TestStreaming:
         parser = HERMES.parser(tools=TOOLS)
         assert parser.feed(QWEN.encode("<tool_call>\n")) == []
         assert parser.feed(QWEN.encode("No")) == [ContentText("<tool_call>"), ContentText("\nNo")]
+        parser = HERMES.parser(tools=TOOLS)
+        assert parser.feed(QWEN.encode('<tool_call>{"name": "no JSON string has a\nline end'))[0] == (
+            ContentText("<tool_call>")
+        )
+
+    def test_gpt_oss_streams_its_channels(self) -> None:
+        parser = QWEN.grammar("harmony", "harmony").parser(tools=TOOLS)
+        assert parser.feed(QWEN.encode("<|channel|>analysis<|message|>hm")) == [ReasoningText("hm")]
+        assert parser.feed(QWEN.encode("<|end|>")) == []
+        start = "<|start|>assistant<|channel|>commentary"
+        assert parser.feed(QWEN.encode(f"{start}<|message|>Hi")) == [ContentText("Hi")]
+        assert parser.feed(QWEN.encode(f"<|end|>{start} to=functions.echo <|constrain|>json<|message|>{{}}")) == []
+        assert parser.finish(STOP) == [CallMade(ToolCall("echo", "{}"))]
 
     def test_no_broken_utf_8_leaves(self) -> None:
         grammar = ReplyGrammar(
@@ -393,5 +410,5 @@ class TestChoosing:
 
     def test_every_format_reads_plain_text(self) -> None:
         for name in FORMATS:
-            if name != "harmony":
-                assert read("Hello.", grammar=QWEN.grammar(name)).content == "Hello."
+            assert read("Hello.", grammar=QWEN.grammar(name)).content == "Hello."
+            assert read("Hello.", LENGTH, QWEN.grammar(name)).content == "Hello."

@@ -1,6 +1,7 @@
 """Answers for benchmarks: a fixed number of random ids at next to no cost, the prompt not even decoded.
 
-Answers come from a small pool made once per length; what is measured is the server in front, not this one.
+Answers come from a small pool made once per length; what is measured is the server in front, not this one. Where
+the vocabulary has hermes' markers, every second answer that is long enough ends in a tool call.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from api.demo.sim.vocabulary import Vocabulary
 
 _POOL = 16
 _MEAN_LOSS = 0.35
+_COMMAND_TOKENS = 64
+_MARKERS = ("<tool_call>", "</tool_call>")
 
 
 class _Params(msgspec.Struct, frozen=True):
@@ -55,14 +58,18 @@ class Bench:
         wanted = body.sampling_params.max_new_tokens
         count = self._config.bench_tokens if wanted is None else min(wanted, self._config.bench_tokens)
         if count not in self._pools:
-            self._pools[count] = itertools.cycle([self._answer(count) for _ in range(_POOL)])
+            self._pools[count] = itertools.cycle(
+                [self._answer(count, calls=bool(number % 2)) for number in range(_POOL)]
+            )
         reply = self._reply(body, next(self._pools[count]))
         if not body.stream:
             return web.Response(body=reply, content_type="application/json")
         return web.Response(body=b"data: " + reply + b"\n\ndata: [DONE]\n\n", content_type="text/event-stream")
 
-    def _answer(self, count: int) -> _Answer:
-        ids = [*self._random.choice(self._words, max(0, count - 1)).tolist(), self._vocabulary.eos][:count]
+    def _answer(self, count: int, *, calls: bool) -> _Answer:
+        call = self._call() if calls and all(map(self._vocabulary.has, _MARKERS)) else []
+        call = call if len(call) < count else []
+        ids = [*self._some_words(max(0, count - 1 - len(call))), *call, self._vocabulary.eos][:count]
         losses = (-self._random.exponential(_MEAN_LOSS, count).astype(np.float32)).astype(np.float64).tolist()
         text = orjson.dumps(self._vocabulary.decode(ids, skip_special_tokens=True))
         stop = {"type": "stop", "matched": self._vocabulary.eos}
@@ -73,6 +80,15 @@ class Bench:
             finish=orjson.dumps(stop if count else {"type": "length", "length": 0}),
             count=count,
         )
+
+    def _some_words(self, count: int) -> list[int]:
+        chosen: list[int] = self._random.choice(self._words, count).tolist()
+        return chosen
+
+    def _call(self) -> list[int]:
+        command = self._vocabulary.decode(self._some_words(_COMMAND_TOKENS)).strip()
+        written = orjson.dumps({"name": "run_shell", "arguments": {"command": command}}).decode()
+        return self._vocabulary.encode(f"\n\n{_MARKERS[0]}\n{written}\n{_MARKERS[1]}")
 
     def _reply(self, body: _Body, answer: _Answer) -> bytes:
         prompt_tokens = bytes(body.input_ids).count(b",") + 1

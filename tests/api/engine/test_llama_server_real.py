@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
+import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -17,7 +18,7 @@ from splice.types import Finish, IdArray, id_array
 
 pytestmark = pytest.mark.real_engine
 
-CONTEXT_LENGTH = 1024
+CONTEXT_LENGTH = 512
 QUESTION = "<|im_start|>user\nSay hello to the world<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -95,7 +96,7 @@ async def test_scoring_agrees_with_the_log_probs_of_the_generation(engine: Engin
 
 async def test_the_window_is_where_the_facts_say(engine: Engine) -> None:
     fits = id_array(np.full(CONTEXT_LENGTH - 1, 5, np.uint32))
-    told = await sampled(engine, fits, 1)
+    told = await sampled(engine, fits, 1, ignore_eos=True)
     assert (len(told.ids), told.finish) == (1, Finish("length"))
     with pytest.raises(PromptTooLong):
         await sampled(engine, id_array(np.full(CONTEXT_LENGTH, 5, np.uint32)), 1)
@@ -114,13 +115,18 @@ async def test_a_turn_continues_on_the_very_ids_that_were_sampled(engine: Engine
     assert told.facts["timings"]["cache_n"] > 0
 
 
-async def test_a_caller_who_leaves_frees_the_server(engine: Engine) -> None:
+async def test_a_caller_who_leaves_is_seen_to_leave(engine: Engine, url: str) -> None:
     prompt = await engine.tokenize(QUESTION)
-    turns = [asyncio.create_task(sampled(engine, prompt, 900, ignore_eos=True)) for _ in range(2)]
+    turn = asyncio.create_task(engine.generate(prompt, {"ignore_eos": True}, max_tokens=400, rid="left", affinity="s"))
     await asyncio.sleep(0.3)
-    for turn in turns:
-        turn.cancel()
-    await asyncio.gather(*turns, return_exceptions=True)
-    # Both slots were taken for many seconds: this would wait for one.
-    async with asyncio.timeout(5):
-        await sampled(engine, prompt, 1)
+    turn.cancel()
+    await asyncio.gather(turn, return_exceptions=True)
+
+    async def outcomes() -> list[str]:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/sim/record") as record:
+            return [entry["outcome"] for entry in (await record.json())["entries"] if entry["rid"] == "left"]
+
+    async with asyncio.timeout(10):
+        while not (ended := await outcomes()):  # noqa: ASYNC110  another process tells nobody
+            await asyncio.sleep(0.05)
+    assert ended == ["aborted"]
