@@ -99,6 +99,17 @@ def migrate(redis_url: str | None, *, dry_run: bool) -> None:
 
 
 @main.command()
+@click.option("--quick", is_flag=True, help="A short run with rough figures.")
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
+def bench(**options: bool) -> None:
+    """Measure what a turn costs against its context: CPU, Redis, bytes, beside a floor and whole renders."""
+    from api.bench.run import BenchOptions
+    from api.bench.run import main as run
+
+    sys.exit(run(BenchOptions(**options)))
+
+
+@main.command()
 @_settings_options
 def doctor(**flags: str | None) -> None:
     """Check Redis, engine, tokenizer and template; exit 1 on a fault."""

@@ -153,6 +153,8 @@ def problem_of(error: Exception) -> Problem | None:
 def _param(error: Exception) -> str | None:
     if isinstance(error, UnsupportedParameter):
         return ", ".join(error.names)
+    if isinstance(error, InvalidParameter):
+        return ", ".join(name for name, _ in error.problems)
     field = getattr(error, "field", None) or getattr(error, "name", None)
     return str(field) if field else None
 

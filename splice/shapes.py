@@ -31,6 +31,7 @@ class Shape(msgspec.Struct, frozen=True):
     arguments: Literal["mapping", "string"] = "mapping"
     silent: Literal["empty", "absent", "null"] = "empty"
     nine_digit_ids: bool = False
+    parts: bool = False  # content as a list of parts, for templates that walk over it
     first_developer: Literal["developer", "system"] = "developer"
     late_developer: Literal["developer", "system"] = "developer"
     think: tuple[str, str] = ("", "")
@@ -52,7 +53,12 @@ def template_messages(messages: Sequence[Message], shape: Shape, *, first_call: 
             written.append(_tool(message, call_id, _called_name(messages, place.assistant, place.call)))
         else:
             written.append(_spoken(message, shape, first=index == 0))
-    return written
+    return [_in_parts(fields) for fields in written] if shape.parts else written
+
+
+def _in_parts(fields: Fields) -> Fields:
+    text = fields.get("content")
+    return fields if text is None else {**fields, "content": [{"type": "text", "text": text}]}
 
 
 def _call_ids(messages: Sequence[Message], shape: Shape, first_call: int) -> dict[int, tuple[str, ...]]:

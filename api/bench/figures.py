@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TypeVar
 
@@ -96,17 +97,17 @@ class BandMeasure:
     """What was collected near one length of context, all repetitions together."""
 
     context: int
-    turns: list[TurnSample]
-    floor_ms: list[float]
-    whole_ms: list[float]
-    stored: list[StoredSession]
-    memory_per_token: list[float]
+    turns: list[TurnSample] = field(default_factory=list)
+    floor_ms: list[float] = field(default_factory=list)
+    whole_ms: list[float] = field(default_factory=list)
+    stored: list[StoredSession] = field(default_factory=list)
+    memory_per_token: list[float] = field(default_factory=list)
     redis_cpu_ms: float = 0.0
     redis_reads: int = 0
     redis_bytes_in: int = 0
     redis_bytes_out: int = 0
-    redis_commands: Mapping[str, int] = msgspec.field(default_factory=dict)
-    stages_ms: Mapping[str, float] = msgspec.field(default_factory=dict)
+    redis_commands: Counter[str] = field(default_factory=Counter)
+    stages_ms: dict[str, float] = field(default_factory=dict)
 
 
 class Band(msgspec.Struct, frozen=True):
@@ -240,6 +241,6 @@ def _each(totals: Mapping[Key, float], count: int) -> dict[Key, float]:
     return {name: total / count for name, total in totals.items()}
 
 
-def line_of(measures: Sequence[BandMeasure], field: str) -> Line:
-    """The line through the bands' medians of floor or whole renders."""
-    return fit([(float(measure.context), median(getattr(measure, field))) for measure in measures])
+def line_of(points: Mapping[int, Sequence[float]]) -> Line:
+    """The line through the medians of what was measured at some lengths of context."""
+    return fit([(float(context), median(times)) for context, times in points.items()])

@@ -7,19 +7,18 @@ the end of each band the floor and whole renders are measured right away: what m
 from __future__ import annotations
 
 import asyncio
+import io
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 
 from api.bench.deployment import Deployment
 from api.bench.figures import BandMeasure, StoredSession, TurnSample
 from api.bench.floor import ENGINE_BODY
-from api.bench.probes import NO_COUNTERS, ProcessClock, RedisCounters, RedisProbe, StageTimes
-from api.bench.scale import Scale
+from api.bench.probes import ProcessClock, RedisCounters, RedisProbe, stage_seconds
+from api.bench.scale import MOST_CONTEXT, Scale
 from api.bench.talk import Talk
 from api.dialects import chat
 from api.engine.sglang import request_body
@@ -29,6 +28,7 @@ from splice.locate import Root
 from splice.plan import plan_turn
 from splice.types import IdArray
 
+_WARM_UP_PASSES = 3
 _TRAILING_S = 0.002  # what a worker does after its reply belongs to the turn
 
 
@@ -41,7 +41,7 @@ class Snapshot:
     """Counters at one instant."""
 
     redis: RedisCounters
-    stages: StageTimes
+    stages_s: Mapping[str, float]
 
 
 class Measurement:
@@ -49,7 +49,7 @@ class Measurement:
 
     def __init__(self, scale: Scale, services: Deployment, probe: RedisProbe, splicer: Splicer) -> None:
         self.turns: list[TurnSample] = []
-        self.bands = {context: BandMeasure(context, [], [], [], [], []) for context in scale.contexts}
+        self.bands = {context: BandMeasure(context) for context in scale.contexts}
         self._scale = scale
         self._services = services
         self._probe = probe
@@ -89,36 +89,39 @@ class Measurement:
 
     async def _turn(self, talk: Talk, number: int, played: Callable[[], None]) -> TurnSample:
         body = talk.body()
-        url, headers = f"{self._services.worker.url}/v1/chat/completions", {"x-session-id": talk.session}
-        cost_ms, answer = await self._timed(self._worker_clock, url, body, headers)
+        url = f"{self._services.worker.url}/v1/chat/completions"
+        cost_ms, answer, headers = await self._timed(self._worker_clock, url, body, {"x-session-id": talk.session})
+        origin = headers["x-tokensplice-splice"]
+        if origin != ("spliced" if number > 1 else "fresh; reason=first_turn"):
+            raise TurnFailed(f"turn {number} of {talk.session} was served as {origin}")
         reply = orjson.loads(answer)
-        talk.heard(reply["choices"][0]["message"])
+        talk.heard(reply)
         sample = TurnSample(number, reply["usage"]["prompt_tokens"], cost_ms, len(body), len(answer))
         self.turns.append(sample)
         played()
         return sample
 
     async def _timed(
-        self, clock: ProcessClock, url: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[float, bytes]:
-        """CPU milliseconds that one request cost the process behind the clock, and the answer."""
+        self, clock: ProcessClock, url: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[float, bytes, Mapping[str, str]]:
+        """CPU milliseconds that one request cost the process behind the clock, the answer and its headers."""
         told = {"content-type": "application/json", **headers}
         before = clock.ns()
-        async with self._services.client.post(url, data=body, headers=told) as response:
+        async with self._services.client.post(url, data=io.BytesIO(body), headers=told) as response:
             answer = await response.read()
         await asyncio.sleep(_TRAILING_S)
         cost_ms = (clock.ns() - before) / 1e6
         if response.status != 200:
             raise TurnFailed(f"{url} answered {response.status}: {answer[:500].decode(errors='replace')}")
-        return cost_ms, answer
+        return cost_ms, answer, response.headers
 
     # Between turns.
 
     async def _snapshot(self) -> Snapshot:
         async with self._services.client.get(f"{self._services.worker.url}/metrics") as response:
-            stages = StageTimes.parse(await response.text())
+            stages_s = stage_seconds(await response.text())
         await asyncio.sleep(_TRAILING_S)
-        return Snapshot(self._probe.counters(), stages)
+        return Snapshot(self._probe.counters(), stages_s)
 
     def _count(self, band: BandMeasure, began: Snapshot, ended: Snapshot) -> None:
         redis = self._probe.between(began.redis, ended.redis)
@@ -126,10 +129,10 @@ class Measurement:
         band.redis_reads += redis.reads
         band.redis_bytes_in += redis.bytes_in
         band.redis_bytes_out += redis.bytes_out
-        band.redis_commands = Counter(band.redis_commands) + Counter(redis.commands)
-        spent = Counter({name: seconds * 1000 for name, seconds in ended.stages.seconds.items()})
-        spent.subtract({name: seconds * 1000 for name, seconds in began.stages.seconds.items()})
-        band.stages_ms = Counter(band.stages_ms) + spent
+        band.redis_commands.update(redis.commands)
+        for name, seconds in ended.stages_s.items():
+            spent_ms = (seconds - began.stages_s.get(name, 0.0)) * 1000
+            band.stages_ms[name] = band.stages_ms.get(name, 0.0) + spent_ms
 
     async def _look(self, band: BandMeasure, talks: Sequence[Talk], memory_before: int) -> None:
         """Sizes in Redis, and what the same next turn costs rendered whole and passed through."""
@@ -137,13 +140,42 @@ class Measurement:
         band.stored += stored
         grown = self._probe.used_memory - memory_before
         band.memory_per_token.append(grown / sum(one.tokens for one in stored))
-        for n, talk in enumerate(talks[: self._scale.whole_renders]):
-            body = talk.body()
-            cost_ms, prompt = await asyncio.to_thread(self._render_whole, body)
+        body = talks[0].body()
+        _, prompt = await asyncio.to_thread(self._render_whole, body)
+        for talk in talks[: self._scale.whole_renders]:
+            cost_ms, _ = await asyncio.to_thread(self._render_whole, talk.body())
             band.whole_ms.append(cost_ms)
-            if n == 0:
-                band.floor_ms += await self._floor(band.context, body, prompt)
+        band.floor_ms += await self._floor(band.context, body, prompt)
 
     def _stored(self, talk: Talk) -> StoredSession:
         sizes = self._probe.sizes(OPEN_TENANT, talk.session)
-        ...
+        text, ids, log_probs = (sizes.pop(name) for name in ("text", "tokens", "logprobs"))
+        return StoredSession(
+            tokens=talk.tokens,
+            sampled_tokens=talk.sampled_tokens,
+            text_utf8_bytes=talk.text_bytes,
+            text_bytes=text,
+            ids_bytes=ids,
+            log_probs_bytes=log_probs,
+            other_bytes=sum(sizes.values()),
+        )
+
+    def _render_whole(self, body: bytes) -> tuple[float, IdArray]:
+        """CPU milliseconds of rendering and tokenising a request's conversation, and its prompt."""
+        request = chat.decode(body)
+        began = time.process_time_ns()
+        plan = plan_turn(
+            Root("unknown_history"), None, request.messages, request.rendering, splicer=self._splicer, clock=0.0
+        )
+        return (time.process_time_ns() - began) / 1e6, plan.prompt
+
+    async def _floor(self, context: int, body: bytes, prompt: IdArray) -> list[float]:
+        """CPU milliseconds of each of several passes of the same request through the floor."""
+        name = f"{context}-{len(self.bands[context].floor_ms)}"
+        sent = request_body(prompt, {"temperature": 1.0}, max_tokens=MOST_CONTEXT, rid="floor")
+        (self._services.bodies / name).write_bytes(sent)
+        costs = []
+        for _ in range(_WARM_UP_PASSES + self._scale.floor_turns):
+            cost_ms, *_ = await self._timed(self._floor_clock, self._services.floor.url, body, {ENGINE_BODY: name})
+            costs.append(cost_ms)
+        return costs[_WARM_UP_PASSES:]

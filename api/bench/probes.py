@@ -57,15 +57,6 @@ class RedisCounters:
             {name: count for name, count in left.items() if count},
         )
 
-    def __add__(self, other: RedisCounters) -> RedisCounters:
-        return RedisCounters(
-            self.cpu_s + other.cpu_s,
-            self.reads + other.reads,
-            self.bytes_in + other.bytes_in,
-            self.bytes_out + other.bytes_out,
-            Counter(self.commands) + Counter(other.commands),
-        )
-
 
 NO_COUNTERS = RedisCounters(0.0, 0, 0, 0, {})
 
@@ -92,9 +83,9 @@ class RedisProbe:
 
     @property
     def used_memory(self) -> int:
-        """Bytes that the server has allocated."""
+        """Bytes that the server has allocated, but for what it lends to connections and to the next write of its file."""
         told: Any = self._client.info("memory")
-        return int(told["used_memory"])
+        return int(told["used_memory"] - told["mem_clients_normal"] - told["mem_aof_buffer"])
 
     def counters(self) -> RedisCounters:
         """Now. Between two readings lies the cost of one, see `between`."""
@@ -124,25 +115,11 @@ class RedisProbe:
         return dict(sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """Seconds spent in each stage of turns, and how many turns, up to an instant."""
-
-    seconds: Mapping[str, float]
-    turns: int
-
-    @classmethod
-    def parse(cls, exposition: str) -> StageTimes:
-        """From the text that `/metrics` answers."""
-        seconds: dict[str, float] = {}
-        turns = 0
-        for family in text_string_to_metric_families(exposition):
-            for sample in family.samples if family.name == _STAGES else ():
-                if sample.name == f"{_STAGES}_sum":
-                    seconds[sample.labels["stage"]] = sample.value
-                elif sample.name == f"{_STAGES}_count":
-                    turns = max(turns, int(sample.value))
-        return cls(seconds, turns)
+def stage_seconds(exposition: str) -> dict[str, float]:
+    """Seconds spent in each stage of turns so far, from the text that `/metrics` answers."""
+    families = text_string_to_metric_families(exposition)
+    samples = (sample for family in families if family.name == _STAGES for sample in family.samples)
+    return {sample.labels["stage"]: sample.value for sample in samples if sample.name == f"{_STAGES}_sum"}
 
 
 def machine(redis_version: str) -> Machine:

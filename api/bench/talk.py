@@ -6,7 +6,7 @@ over the wire, so that preparing a request is one join and no work grows between
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import orjson
 
 from api.bench.scale import PROMPT_TOKENS
 
-Encode = Callable[[str], Sequence[int]]
+Encode = Callable[[str], Sized]
 
 _FRAME_TOKENS = 8  # what the template writes around a message, about
 
@@ -58,11 +58,15 @@ _TOOLS = (
 
 
 class Talk:
-    """One session's transcript. `body` is the next request; `heard` takes its reply and says the next thing."""
+    """One session's transcript. `body` is the next request; `heard` takes its reply and says the next thing.
+
+    tokens, sampled_tokens and text_bytes (UTF-8) are of what the server was sent and has answered.
+    """
 
     def __init__(self, session: str, *, encode: Encode, seed: Sequence[int]) -> None:
         self.session = session
-        self.text_bytes = 0  # of all message texts, as UTF-8
+        self.tokens = self.sampled_tokens = self.text_bytes = 0
+        self._unanswered_bytes = 0
         self._encode = encode
         self._random = np.random.default_rng(seed)
         self._messages: list[bytes] = []
@@ -77,9 +81,14 @@ class Talk:
         return self._head + b",".join(self._messages) + self._tail
 
     def heard(self, reply: Mapping[str, Any]) -> None:
-        """Keep the reply as it came, and answer its calls, or go on as a user would."""
-        self._say(reply)
-        calls = reply.get("tool_calls") or ()
+        """Keep the message of a chat reply as it came, and answer its calls, or go on as a user would."""
+        message, usage = reply["choices"][0]["message"], reply["usage"]
+        self._say(message)
+        self.text_bytes += self._unanswered_bytes
+        self._unanswered_bytes = 0
+        self.tokens = usage["total_tokens"]
+        self.sampled_tokens += usage["completion_tokens"]
+        calls = message.get("tool_calls") or ()
         if not calls:
             self._say({"role": "user", "content": self._text(_SENTENCES, " ", PROMPT_TOKENS)})
         for call in calls:
@@ -88,8 +97,9 @@ class Talk:
 
     def _say(self, message: Mapping[str, Any]) -> None:
         self._messages.append(orjson.dumps(message))
-        self.text_bytes += len((message.get("content") or "").encode())
-        self.text_bytes += sum(len(call["function"]["arguments"].encode()) for call in message.get("tool_calls") or ())
+        calls = message.get("tool_calls") or ()
+        texts = [message.get("content") or "", *(call["function"]["arguments"] for call in calls)]
+        self._unanswered_bytes += sum(len(text.encode()) for text in texts)
 
     def _text(self, patterns: Sequence[str], glue: str, tokens: int) -> str:
         """About as many tokens as a message of `tokens` may have."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -49,10 +51,10 @@ class Narrator:
         self._stage, self._done, self._total = words, 0, total
         if not self._console.is_terminal:
             self.note(words)
-        elif self._task is None:
-            self._task = self._bar.add_task(words, total=total or None)
-        else:
-            self._bar.reset(self._task, description=words, total=total or None)
+            return
+        if self._task is not None:  # not reset: rich cannot take a total back
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(words, total=total or None)
 
     def advance(self) -> None:
         """One step of the stage is done."""
@@ -61,6 +63,15 @@ class Narrator:
             self._bar.advance(self._task)
         elif self._done * _PLAIN_STEPS // self._total != (self._done - 1) * _PLAIN_STEPS // self._total:
             self.note(f"{self._stage}: {self._done} of {self._total}")
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Take the bar off the screen while somebody else writes there."""
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
 
     def note(self, words: str) -> None:
         """Something worth a line of its own."""

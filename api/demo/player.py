@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from random import Random
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import aiohttp
 import msgspec
@@ -197,7 +197,7 @@ def _noted(sent: tuple[Json, ...], answer: _Answer) -> AnsweredTurn:
         nonces=_nonces(message),
         generation_ids=None if ids is None else tuple(ids),
         prompt_length=None if prompt is None else len(prompt),
-        session_id=headers.get("x-tokensplice-session", ""),
+        session_id=unquote(headers.get("x-tokensplice-session", "")),  # told as a URL spells it
         turn_id=headers.get("x-tokensplice-turn", ""),
         splice=headers.get("x-tokensplice-splice", ""),
         replayed=headers.get("x-tokensplice-replayed") == "1",

@@ -30,6 +30,7 @@ from api.demo.rerender import Rerenderer
 from api.demo.result import DemoOptions, DemoResult
 from api.demo.stage import Model, Stage, model_for, stage
 from api.demo.testimony import Witnesses, WitnessSilent
+from store.errors import StoreError
 
 __all__ = ["DemoOptions", "DemoResult", "main", "run_demo"]
 
@@ -43,7 +44,7 @@ def main(options: DemoOptions) -> int:
     code = 1
     try:
         code = asyncio.run(_until_terminated(options, scratch, console)).exit_code
-    except (ChildFailed, AssetChanged, AssetUnavailable, WitnessSilent) as error:
+    except (ChildFailed, AssetChanged, AssetUnavailable, StoreError, WitnessSilent) as error:
         console.print(str(error), style="bold red", markup=False, highlight=False, soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = _INTERRUPTED
@@ -71,7 +72,8 @@ async def run_demo(options: DemoOptions, scratch: Path, console: Console) -> Dem
         narrator.stage("starting Redis, engine and workers")
         async with stage(options, model, scratch) as services:
             result = await _played(options, model, services, narrator)
-            _tell(result, options)
+            with narrator.silent():
+                _tell(result, options)
             if options.keep:
                 await _hold(services, narrator)
             narrator.stage("stopping everything")

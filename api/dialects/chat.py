@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -79,6 +80,8 @@ _TYPES: Mapping[str, Any] = {
     "stream_options": _StreamOptions | None,
     "max_tokens": int | None,
     "max_completion_tokens": int | None,
+    "max_new_tokens": int | None,
+    "n_predict": int | None,
     "n": int | None,
     "chat_template_kwargs": dict[str, Any] | None,
     "reasoning_effort": str | None,
@@ -123,7 +126,7 @@ def decode(body: bytes) -> TurnRequest:
         messages=messages,
         rendering=_rendering(fields),
         sampling=_sampling(raw),
-        max_tokens=_first(fields, "max_completion_tokens", "max_tokens"),
+        max_tokens=_first(fields, "max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict"),
         echoes=echoes,
         model=fields.get("model") or "",
         stream=bool(fields.get("stream")),
@@ -238,7 +241,7 @@ def headers(reply: TurnReply) -> dict[str, str]:
     origin = reply.turn.origin
     splice = f"{origin.kind}; reason={origin.reason}" if origin.reason else origin.kind
     shown = {
-        "x-tokensplice-session": reply.session_id,
+        "x-tokensplice-session": quote(reply.session_id, safe=""),  # as in a URL: a header carries ASCII only
         "x-tokensplice-turn": reply.turn.turn_id,
         "x-tokensplice-splice": splice,
     }

@@ -18,7 +18,7 @@ from api.ids import new_session_id
 from api.request import BadRequest
 from api.schemas import Finish, OpenSession, Reward, session_json, trajectory_json, turn_json
 from splice.samples import assemble
-from store.errors import SessionMissing
+from store.errors import SessionClosed, SessionMissing
 from store.views import SessionKey, SessionOpening
 
 AnyRequest = Request[object, object, State]
@@ -67,6 +67,8 @@ async def show_session(request: AnyRequest, state: State) -> dict[str, Any]:
     """A session's summary."""
     worker: Worker = state.worker
     view = await worker.store.session(_key(request, worker))
+    if view.state == "deleted":
+        raise SessionClosed(view.key.session_id)
     return session_json(view, durability=worker.settings.durability)
 
 
@@ -124,8 +126,8 @@ async def finish(request: AnyRequest, state: State) -> dict[str, Any]:
     worker: Worker = state.worker
     body = await _body(request, Finish)
     key = _key(request, worker)
-    await worker.store.finish(key, status=body.status or "", reward=body.reward)
-    return session_json(await worker.store.session(key), durability=worker.settings.durability)
+    view = await worker.store.finish(key, status=body.status or "", reward=body.reward)
+    return session_json(view, durability=worker.settings.durability)
 
 
 def _tenant(request: AnyRequest, worker: Worker) -> str:

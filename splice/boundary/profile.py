@@ -104,13 +104,8 @@ class _Probe:
     def __init__(self, stage: Stage, kwargs: Mapping[str, Any]) -> None:
         self._stage = stage
         self._eos = {text for text, number in stage.lexicon.ids.items() if number in stage.renderer.eos_ids}
-        self._setting = Setting(kwargs=kwargs)
-        if isinstance(self._tail((), (OTHER_USER,)), Rejected):
-            # Some templates walk over their tools without asking whether there are any.
-            with_tools = msgspec.structs.replace(self._setting, tools=(STUB,))
-            if not isinstance(stage.tail([USER, sentinel_turn((), "content"), OTHER_USER], with_tools), Rejected):
-                self._setting = with_tools
         self._anchor: Anchor = "content"
+        self._setting = self._base(kwargs)
         self._settle_shape()
 
     def profile(self) -> Profile:
@@ -135,11 +130,24 @@ class _Probe:
 
     # -- shapes
 
+    def _base(self, kwargs: Mapping[str, Any]) -> Setting:
+        """The plainest setting under which an assistant's turn and a user's text come out.
+
+        Some templates walk over their tools without asking whether there are any, or want content in parts.
+        """
+        dialogue = [USER, sentinel_turn((), "content"), OTHER_USER]
+        for parts, tools in product((False, True), ((), (STUB,))):
+            setting = Setting(Shape(parts=parts), tools, kwargs)
+            tail = self._stage.tail(dialogue, setting)
+            if not isinstance(tail, Rejected) and OTHER_USER.content in tail:
+                return setting
+        return Setting(kwargs=kwargs)
+
     def _settle_shape(self) -> None:
         """The first message shape under which a call and its result come out whole."""
         original = self._setting
         for anchor, arguments, silent, tools in product(_ANCHORS, _ARGUMENTS, _SILENT, (original.tools, (STUB,))):
-            shape = Shape(arguments=arguments, silent=silent)
+            shape = msgspec.structs.replace(original.shape, arguments=arguments, silent=silent)
             self._anchor = anchor
             self._setting = msgspec.structs.replace(original, shape=shape, tools=tools)
             if self._calls_come_out():
@@ -203,6 +211,9 @@ class _Probe:
         before_user = _before(self._tail((), (OTHER_USER,)), OTHER_USER)
         last = _or_empty(self._tail((), (), prompt=False))
         shared = common_start(last, before_user, self._stage.lexicon)
+        before_system = _before(self._tail((), (SYSTEM, OTHER_USER)), SYSTEM)
+        if before_system:  # what only a user message follows is no end of the turn
+            shared = common_start(shared, before_system, self._stage.lexicon)
         if shared:
             return Ending(self._through_end(shared))
         controls = self._controls(before_user)
@@ -327,7 +338,8 @@ class _Probe:
 
 
 def _before(tail: str | Rejected, message: Message) -> str:
-    return "" if isinstance(tail, Rejected) else tail.partition(message.content)[0]
+    """What stands before the message's text, "" where it is missing."""
+    return "" if isinstance(tail, Rejected) or message.content not in tail else tail.partition(message.content)[0]
 
 
 def _or_empty(tail: str | Rejected) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from splice.boundary.dialogue import Rejected, Setting, Stage
+from splice.boundary.dialogue import Rejected, Setting, Stage, common_start
 from splice.types import Message, ToolCall
 
 _USER = Message("user", "zqUserA")
@@ -31,7 +31,7 @@ def probe_thinking(stage: Stage, setting: Setting, terminator: str) -> Thinking:
     setting = msgspec.structs.replace(setting, generation_prompt=False)
     before, found = _around(stage, setting)
     if found:
-        if terminator and terminator.strip() in found:
+        if _ends_the_turn(stage, setting, found, terminator):
             return Thinking(field=True)
         closing = found.strip()
         opening = closing.replace("/", "", 1)
@@ -42,6 +42,16 @@ def probe_thinking(stage: Stage, setting: Setting, terminator: str) -> Thinking:
     if _COMMON_MARKERS[1] in stage.renderer.template:
         return Thinking(*_COMMON_MARKERS, "\n</think>\n\n")
     return Thinking()
+
+
+def _ends_the_turn(stage: Stage, setting: Setting, between: str, terminator: str) -> bool:
+    """Whether reasoning is a turn of its own (Harmony): then ending the turn ends it."""
+    bare, prompted = (
+        str(stage.text([_USER], msgspec.structs.replace(setting, generation_prompt=prompt))) for prompt in (False, True)
+    )
+    prompt = prompted[len(common_start(bare, prompted, stage.lexicon)) :]
+    opener = next((match[0] for match in stage.lexicon.tokens(prompt)), "")
+    return any(mark and mark in between for mark in (opener, terminator.strip()))
 
 
 def _around(stage: Stage, setting: Setting) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 
 import msgspec
 import pytest
@@ -115,4 +116,10 @@ def test_on_a_terminal_there_is_a_bar() -> None:
         narrator.stage("starting")
         narrator.stage("playing", 8)
         narrator.advance()
+        with narrator.silent():
+            before = len(page.getvalue())
+            time.sleep(0.3)
+            assert len(page.getvalue()) == before
+        narrator.stage("stopping")
     assert "1/8" in page.getvalue()
+    assert "0/?" in page.getvalue()

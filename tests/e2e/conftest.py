@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from api.assets import qwen3_directory
+from api.assets import qwen3_directory, smollm2_directory
 from api.demo.processes import Child, free_port, module
 from store.embedded import EmbeddedRedis
 from tests.e2e.stack import Stack
@@ -22,6 +22,12 @@ _READY_S = 90.0
 def qwen3() -> Path:
     """A real Qwen3 tokenizer and its template."""
     return qwen3_directory()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2's tokenizer: another vocabulary than Qwen3's."""
+    return smollm2_directory()
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +66,7 @@ async def stack(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Stack]:
     """Redis, an engine and two workers."""
-    async with running_stack(start_engine, start_worker, tmp_path_factory.mktemp("redis")) as running:
+    async with running_stack(start_engine, start_worker, EmbeddedRedis(tmp_path_factory.mktemp("redis"))) as running:
         yield running
 
 
@@ -68,7 +74,7 @@ async def stack(
 async def running_stack(
     start_engine: Callable[..., Child],
     start_worker: Callable[..., Child],
-    redis_dir: Path,
+    redis: EmbeddedRedis,
     *,
     workers: int = 2,
     engine_arguments: tuple[str, ...] = (),
@@ -77,7 +83,6 @@ async def running_stack(
     """Start a deployment of its own; stopped on the way out."""
     async with AsyncExitStack() as owned:
         client = await owned.enter_async_context(aiohttp.ClientSession())
-        redis = EmbeddedRedis(redis_dir)
         redis.start()
         owned.callback(redis.stop)
         engine = start_engine(*engine_arguments)

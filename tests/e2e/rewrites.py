@@ -58,4 +58,5 @@ def more_fields(message: dict[str, Any]) -> None:
         message["name"] = "bash"
 
 
-EQUAL = [respaced, other_ids, no_reasoning, reasoning_in_content, parts, null_or_empty, trimmed, more_fields]
+# In an order in which any subset can be applied.
+EQUAL = [respaced, other_ids, no_reasoning, reasoning_in_content, null_or_empty, trimmed, more_fields, parts]

@@ -127,8 +127,8 @@ class Stack:
         async with self.client.get(f"{self.engine.url}/sim/record") as answer:
             return {entry["rid"]: entry for entry in (await answer.json())["entries"]}
 
-    async def turns(self, session: str) -> list[dict[str, Any]]:
-        reply = await self.call("GET", f"/sessions/{quote(session, safe='')}/turns")
+    async def turns(self, session: str, worker: str | None = None) -> list[dict[str, Any]]:
+        reply = await self.call("GET", f"/sessions/{quote(session, safe='')}/turns", worker=worker)
         assert reply.status == 200, reply.body
         return list(reply.body["turns"])
 
