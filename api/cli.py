@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import click
+import msgspec
 
 from api.demo.engine_sim import main as engine_sim
 from api.settings import PREFIX, BadSettings, Settings
@@ -40,7 +41,7 @@ def main() -> None:
 @main.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
 @click.option("--port", default=8100, show_default=True, help="Port to bind; 0 takes a free one.")
-@click.option("--workers", default=1, show_default=True, help="Worker processes on this port.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
 @click.option(
     "--embedded-redis",
     type=click.Path(path_type=Path, file_okay=False),
@@ -63,9 +64,11 @@ def serve(host: str, port: int, workers: int, embedded_redis: Path | None, **fla
 
 @main.command()
 @click.option("--engine", type=click.Choice(["sim", "real"]), default="sim", show_default=True, help="Who samples.")
-@click.option("--rollouts", type=int, default=None, help="How many rollouts [32; real: 8].")
-@click.option("--turns", type=int, default=None, help="Turns a rollout [8; real: 6].")
-@click.option("--workers", type=int, default=3, show_default=True, help="Workers behind the balancer.")
+@click.option("--rollouts", type=click.IntRange(min=1), default=None, help="How many rollouts [32; real: 8].")
+@click.option("--turns", type=click.IntRange(min=1), default=None, help="Turns a rollout [8; real: 6].")
+@click.option(
+    "--workers", type=click.IntRange(min=1), default=3, show_default=True, help="Workers behind the balancer."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Makes a run repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
 @click.option("--keep", is_flag=True, help="Leave everything running at the end, until Ctrl-C.")
@@ -98,6 +101,29 @@ def migrate(redis_url: str | None, *, dry_run: bool) -> None:
         click.echo("nothing to do: the database is up to date")
 
 
+@main.group()
+def template() -> None:
+    """Look at chat templates."""
+
+
+@template.command("check")
+@click.argument("source", metavar="PATH_OR_MODEL")
+@click.option("--tokenizer", help="Whose ids to use for a bare .jinja file [a Qwen3 one].")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def template_check(source: str, tokenizer: str | None, *, as_json: bool) -> None:
+    """Report what can be spliced with a chat template; exit 1 when it cannot be."""
+    from api.preparation import PreparationError
+    from api.template import check, table
+    from splice.errors import TemplateRejected
+
+    try:
+        report = check(source, tokenizer)
+    except (PreparationError, TemplateRejected) as error:
+        _fail([str(error)])
+    click.echo(msgspec.json.encode(report).decode() if as_json else table(report))
+    sys.exit(0 if report.spliceable else 1)
+
+
 @main.command()
 @click.option("--quick", is_flag=True, help="A short run with rough figures.")
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON.")
@@ -124,7 +150,7 @@ def doctor(**flags: str | None) -> None:
     sys.exit(0 if all(check.ok for check in checks.values()) else 1)
 
 
-def _fail(problems: list[str]) -> None:
+def _fail(problems: list[str]) -> NoReturn:
     for problem in problems:
         click.echo(f"tokensplice: {problem}", err=True)
     sys.exit(2)

@@ -11,9 +11,10 @@ import re
 import secrets
 import time
 
+from splice.calls import MINTED_CALL
+
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _TURN = f"[{_ALPHABET}]{{20}}"
-_CALL_ID = re.compile(rf"^call_({_TURN})_\d+$")
 _RESPONSE_ID = re.compile(rf"^(?:chatcmpl-|resp_|msg_)({_TURN})$")
 
 
@@ -29,7 +30,7 @@ def call_id(turn_id: str, n: int) -> str:
 
 def turn_of_call(identifier: str) -> str:
     """The turn a call id was minted for; "" when the id is none of ours."""
-    match = _CALL_ID.match(identifier)
+    match = MINTED_CALL.match(identifier)
     return match[1] if match else ""
 
 

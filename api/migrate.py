@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from migrations import STEPS, Runner
+from migrations import STEPS, Runner, Step
 from store.connection import open_client
+
+
+async def missing(redis_url: str) -> tuple[Step, ...]:
+    """The steps that this database lacks. Raises MigrationError; DatabaseTooNew when a newer release wrote it."""
+    client = open_client(redis_url)
+    try:
+        return await Runner(client, STEPS).pending()
+    finally:
+        await client.aclose()
 
 
 async def migrate(redis_url: str, *, dry_run: bool = False) -> tuple[str, ...]:
     """The steps that were applied; in a dry run, those that would be. Raises MigrationError."""
+    if dry_run:
+        return tuple(step.label for step in await missing(redis_url))
     client = open_client(redis_url)
     try:
-        runner = Runner(client, STEPS)
-        steps = await (runner.pending() if dry_run else runner.run())
+        steps = await Runner(client, STEPS).run()
     finally:
         await client.aclose()
     return tuple(step.label for step in steps)

@@ -13,7 +13,9 @@ import numpy as np
 
 from api import log
 from api.engine.base import Engine, EngineContract, EngineError, EngineFacts, EngineUnavailable
+from api.migrate import missing
 from api.settings import Settings
+from migrations import DatabaseTooNew, MigrationError
 from splice.boundary import Splicer
 from splice.plan import Window
 from store.errors import EvictionEnabled, ServerTooOld, StoreError
@@ -50,6 +52,7 @@ class Readiness:
         self.draining = False
         self.checks: dict[str, Check] = {
             "redis": Check(ok=False, detail="not asked yet"),
+            "migrations": Check(ok=False, detail="not asked yet"),
             "engine": Check(ok=False, detail="not asked yet"),
             "tokenizer": Check(ok=False, detail="not compared yet"),
             "template": self._template(),
@@ -69,6 +72,8 @@ class Readiness:
     async def check(self) -> bool:
         """Run every check once; whether all passed."""
         self.checks["redis"] = await self._redis()
+        if self.checks["redis"].ok:
+            self.checks["migrations"] = await self._migrations()
         self.checks["engine"] = await self._ask_engine()
         if self.checks["engine"].ok:
             self.checks["tokenizer"] = await self._compare_tokenizers()
@@ -105,6 +110,21 @@ class Readiness:
                 fatal=True,
             )
         return Check(ok=True, detail=f"{facts.product} {facts.version}, append-only {facts.append_only}")
+
+    async def _migrations(self) -> Check:
+        """A database that is newer than this worker is refused; one that is older only lacks what is required."""
+        try:
+            steps = await missing(self._settings.redis_url)
+        except DatabaseTooNew as error:
+            return Check(ok=False, detail=str(error), fatal=True)
+        except MigrationError as error:
+            return Check(ok=False, detail=str(error))
+        required = [step.label for step in steps if step.required]
+        if required:
+            return Check(
+                ok=False, detail=f"run `tokensplice migrate`: {', '.join(required)} must come first", fatal=True
+            )
+        return Check(ok=True, detail=f"{len(steps)} pending, none of them required" if steps else "up to date")
 
     async def _ask_engine(self) -> Check:
         try:

@@ -17,6 +17,7 @@ from uvicorn.supervisors import Multiprocess
 
 from api import log
 from api.doctor import examine, prepared
+from api.migrate import migrate
 from api.settings import PREFIX, BadSettings, Settings
 from api.worker import (
     PREPARED,
@@ -42,6 +43,7 @@ def serve(
         if embedded_redis is not None:
             server = owned.enter_context(EmbeddedRedis(embedded_redis))
             flags = {**flags, "redis_url": server.url}
+            asyncio.run(migrate(server.url))
         settings = Settings.from_env(os.environ, **flags)
         log.configure(settings.log_level)
         _refuse_open_doors(settings, host)

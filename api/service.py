@@ -179,7 +179,7 @@ class TurnService:
             rendering_signature=reading.signature,
             depth=len(reading.chain),
             session_has_turns=any(f.session is not None and f.session.turns for f in founds),
-            lost_turn=bool(reading.hints) and all(f.unknown_hints for f in founds),
+            unknown=frozenset.intersection(*(frozenset(f.unknown_hints) for f in founds)),
         )
         chosen = _chosen(located)
         home = next(((key, found) for c, key, found in candidates if c == chosen), None)

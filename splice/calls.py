@@ -7,6 +7,7 @@ back by it.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,6 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from splice.types import Message, ToolCall
+
+# The call ids that tokensplice mints for its clients: the turn's id, and the call's number in it.
+MINTED_CALL = re.compile(r"^call_([0-9a-hjkmnp-tv-z]{20})_(\d+)$")
 
 
 class Position(NamedTuple):
@@ -58,13 +62,16 @@ def with_prompt_ids(messages: Sequence[Message], written: Mapping[int, Sequence[
     """The messages with the call ids that belong in a prompt.
 
     written: assistant message index -> the ids the model itself wrote there, by position ("" for none).
-    Calls without one keep the caller's id; tool messages follow the call that they answer.
+    Another call keeps the caller's id unless we minted it: then its number in the conversation stands in, nine
+    digits, a form that templates which check ids accept. Tool messages follow the call that they answer.
     """
     answers = answered_calls(messages)
     renamed: list[Message] = []
+    count = 0
     for index, message in enumerate(messages):
-        if message.role == "assistant" and index in written and message.tool_calls:
-            renamed.append(_with_ids(message, written[index]))
+        if message.role == "assistant" and message.tool_calls:
+            renamed.append(_with_ids(message, written.get(index, ()), count))
+            count += len(message.tool_calls)
         elif message.role == "tool":
             call_id = _answer_id(renamed, answers[index], message)
             renamed.append(msgspec.structs.replace(message, tool_call_id=call_id))
@@ -73,16 +80,19 @@ def with_prompt_ids(messages: Sequence[Message], written: Mapping[int, Sequence[
     return tuple(renamed)
 
 
-def _with_ids(message: Message, ids: Sequence[str]) -> Message:
+def _with_ids(message: Message, written: Sequence[str], count: int) -> Message:
+    ids = (*written, *[""] * (len(message.tool_calls) - len(written)))
     calls = tuple(
-        msgspec.structs.replace(call, id=ids[n]) if n < len(ids) and ids[n] else call
+        msgspec.structs.replace(call, id=ids[n] or _not_ours(call.id, f"{count + n:09d}"))
         for n, call in enumerate(message.tool_calls)
     )
     return msgspec.structs.replace(message, tool_calls=calls)
 
 
+def _not_ours(call_id: str, stand_in: str) -> str:
+    return stand_in if MINTED_CALL.match(call_id) else call_id
+
+
 def _answer_id(earlier: Sequence[Message], position: Position, message: Message) -> str:
-    if position.assistant < 0:
-        return message.tool_call_id
-    calls = earlier[position.assistant].tool_calls
-    return calls[position.call].id if position.call < len(calls) else message.tool_call_id
+    calls = earlier[position.assistant].tool_calls if position.assistant >= 0 else ()
+    return calls[position.call].id if position.call < len(calls) else _not_ours(message.tool_call_id, "")

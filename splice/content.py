@@ -63,11 +63,16 @@ class Lexicon:
         return self._encode(text, mask, continues=True)
 
     def _encode(self, text: str, mask: Mask, *, continues: bool = False) -> IdArray:
-        if not mask.spelled:
-            ids = self._renderer.encode(text, continues=continues)
-            if not self._loose or self._as_seen(text, ids):
-                return ids
-        return self._encode_apart(text, mask, continues=continues)
+        if mask.spelled:
+            return self._encode_apart(text, mask, continues=continues)
+        return self._encode_run(text, continues=continues)
+
+    def _encode_run(self, text: str, *, continues: bool) -> IdArray:
+        """Ids of text without placeholders, as the engine would make them."""
+        ids = self._renderer.encode(text, continues=continues)
+        if not self._loose or self._as_seen(text, ids):
+            return ids
+        return self._encode_apart(text, NOTHING_SPELLED, continues=continues, distrust=True)
 
     def _as_seen(self, text: str, ids: IdArray) -> bool:
         """Whether the tokenizer found no control token but those that stand in the text.
@@ -77,27 +82,27 @@ class Lexicon:
         known = np.fromiter(self.ids.values(), dtype=np.uint32)
         return int(np.isin(ids, known).sum()) == sum(1 for _ in self.tokens(text))
 
-    def _encode_apart(self, text: str, mask: Mask, *, continues: bool) -> IdArray:
-        """Encode segment by segment: those that carry placeholders as plain characters."""
-        runs: list[IdArray] = []
+    def _encode_apart(self, text: str, mask: Mask, *, continues: bool, distrust: bool = False) -> IdArray:
+        """Encode segment by segment: those that carry placeholders, or all in distrust, as plain characters."""
+        encode = self._renderer.encode if distrust else self._encode_run
+        parts: list[IdArray] = []
         run_start, position, left = 0, 0, ""
 
         def flush(end: int) -> None:
             if end > run_start:
-                runs.append(self._renderer.encode(text[run_start:end], continues=continues or run_start > 0))
+                parts.append(encode(text[run_start:end], continues=continues or run_start > 0))
 
         for start, stop, token in self._cuts(text):
             segment = text[position:start]
-            if mask.touches(segment) or self._loose:
+            if distrust or mask.touches(segment):
                 flush(position)
-                bare = self._bare(segment, left, token)
-                if bare:
-                    restored = mask.restore(bare)
-                    runs.append(self._renderer.encode_plain(restored, continues=continues or position > 0))
+                if bare := self._bare(segment, left, token):
+                    plain = mask.restore(bare)
+                    parts.append(self._renderer.encode_plain(plain, continues=continues or position > 0))
                 run_start = start
             position, left = stop, token
         flush(len(text))
-        return np.concatenate(runs) if runs else self._renderer.encode("")
+        return np.concatenate(parts) if parts else self._renderer.encode("")
 
     def _cuts(self, text: str) -> Iterator[tuple[int, int, str]]:
         for match in self.tokens(text):

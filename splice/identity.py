@@ -72,15 +72,22 @@ def canonical_json(value: object) -> str:
         raise InvalidRequest("body", "tools, template arguments or sampling parameters are nested too deeply") from None
 
 
-@lru_cache(maxsize=8192)  # every call of a history comes back each turn; the text alone decides
 def canonical_arguments(arguments: str) -> str:
     """Canonical JSON of a call's arguments; text that is no JSON stands for itself."""
+    return (_remembered if len(arguments) <= _SHORT else _canonical_arguments)(arguments)
+
+
+def _canonical_arguments(arguments: str) -> str:
     if arguments.strip() in {"", "null"}:
         return "{}"
     try:
         return canonical_json(json.loads(arguments))
     except (ValueError, RecursionError, InvalidRequest):
         return "\x00" + arguments.strip()
+
+
+_SHORT = 1024  # characters: what is longer costs memory to keep and little, in proportion, to read again
+_remembered = lru_cache(maxsize=8192)(_canonical_arguments)  # every call of a history comes back each turn
 
 
 def _canonical_value(value: object) -> object:

@@ -15,7 +15,7 @@ import msgspec
 from splice.types import FreshReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -75,27 +75,28 @@ def locate(
     rendering_signature: str,
     depth: int,
     session_has_turns: bool,
-    lost_turn: bool,
+    unknown: Collection[str] = (),
 ) -> Located:
     """Choose the parent among equal-looking turns.
 
     candidates: every hit of the request's chain hashes, in any order. depth: how many assistant messages
-    the request has. lost_turn: the client echoed an id of ours that the store does not have.
+    the request has. unknown: echoed turn ids that the store does not have. One deeper than every hit is a lost
+    write: what it said cannot be spliced onto, and going on from before it would hide the loss.
     """
     matching = [c for c in candidates if c.rendering_signature == rendering_signature]
     deepest = max((c.depth for c in matching), default=0)
     others = [c for c in candidates if c.depth > deepest]
     if others:
         return RenderingChanged(max(others, key=lambda c: (c.depth, c.order)))
+    if any(echo.turn_id in unknown and echo.depth > deepest for echo in echoes):
+        return Root("turn_lost")
     if not matching:
-        return Root(_root_reason(depth, session_has_turns=session_has_turns, lost_turn=lost_turn))
+        return Root(_root_reason(depth, session_has_turns=session_has_turns))
     chosen, ambiguous = _choose([c for c in matching if c.depth == deepest], echoes)
     return Parent(chosen, edited=deepest < depth, ambiguous=ambiguous)
 
 
-def _root_reason(depth: int, *, session_has_turns: bool, lost_turn: bool) -> FreshReason:
-    if lost_turn:
-        return "turn_lost"
+def _root_reason(depth: int, *, session_has_turns: bool) -> FreshReason:
     if depth == 0:
         return "first_turn"
     return "history_diverged" if session_has_turns else "unknown_history"

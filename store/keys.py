@@ -53,7 +53,11 @@ Beside the trees, each in a slot of its own
   ts1:{<tenant>}:checkpoint:<name>      HASH  session -> heads
   ts1:{worker:<id>}:alive               STRING  a worker's liveness, short TTL
   ts1:{key:<sha256>}:apikey             HASH  tenant and session of a session's own API key
-  ts1:schema                            HASH  migration -> when it was applied
+
+ written by `migrations`
+  ts1:migrations                        HASH  migration -> when it was applied
+  {ts1:migrations}:lock                 STRING  the running migration's token
+  ts1:schema                            HASH  layout -> the version of these keys
 
 TTL: every key of a tree gets the session's `ttl_s` (else the store's default) in the commit that uses it, rewritten
 once a sixteenth of it has passed; `seen` gets it once, when written. Listings are pruned instead.

@@ -9,10 +9,15 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import settings
 
 from store.embedded import EmbeddedRedis, find_server
 from store.errors import NoServer
 from store.redis import RedisStore
+
+# Property tests say the same every time, however slow the machine is.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @dataclass(frozen=True)

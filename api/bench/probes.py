@@ -83,7 +83,7 @@ class RedisProbe:
 
     @property
     def used_memory(self) -> int:
-        """Bytes that the server has allocated, but for what it lends to connections and to the next write of its file."""
+        """Bytes that the server has allocated, connections' and its file's buffers left out."""
         told: Any = self._client.info("memory")
         return int(told["used_memory"] - told["mem_clients_normal"] - told["mem_aof_buffer"])
 

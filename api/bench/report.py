@@ -41,7 +41,7 @@ def _where(result: BenchResult) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
@@ -49,16 +49,14 @@ def _table(title: str, *columns: str) -> Table:
 
 def _cpu(bands: Iterable[Band]) -> Table:
     table = _table(
-        "CPU ms a turn", "context", "worker", "mean", "fitted", "off %", "floor", "x floor", "whole", "x dearer",
-        "Redis",
-    )  # fmt: skip
+        "CPU ms a turn", "context", "worker", "mean", "off fit", "floor", "x floor", "whole", "x dearer", "Redis"
+    )
     for band in bands:
         table.add_row(
             f"{band.context:,}",
             f"{band.worker_cpu_ms:.2f}",
             f"{band.worker_cpu_mean_ms:.2f}",
-            f"{band.fitted_ms:.2f}",
-            f"{band.residual_percent:+.1f}",
+            f"{band.residual_percent:+.1f} %",
             f"{band.floor_cpu_ms:.2f}",
             f"{band.times_floor:.1f}",
             f"{band.whole_cpu_ms:.1f}",
@@ -70,14 +68,14 @@ def _cpu(bands: Iterable[Band]) -> Table:
 
 def _stages(bands: Sequence[Band]) -> Table:
     names = list(dict.fromkeys(name for band in bands for name in band.stages_ms))
-    table = _table("Elapsed ms a turn, by stage, as the worker says", "context", *names)
+    table = _table("Elapsed ms a turn", "context", *names)
     for band in bands:
         table.add_row(f"{band.context:,}", *(f"{band.stages_ms.get(name, 0.0):.2f}" for name in names))
     return table
 
 
 def _traffic(bands: Iterable[Band]) -> Table:
-    table = _table("Traffic a turn", "context", "request kB", "reply kB", "Redis reads", "Redis in kB", "Redis out kB")
+    table = _table("Traffic a turn", "context", "request kB", "reply kB", "Redis reads", "in kB", "out kB")
     for band in bands:
         table.add_row(
             f"{band.context:,}",
@@ -91,8 +89,8 @@ def _traffic(bands: Iterable[Band]) -> Table:
 
 
 def _commands(bands: Sequence[Band]) -> Table:
-    """Those inside scripts are counted too."""
-    table = _table("Redis commands a turn, those inside scripts too", "", *(f"{band.context:,}" for band in bands))
+    """What the server ran, inside scripts too; reads, above, tell the round trips."""
+    table = _table("Redis commands a turn", "", *(f"{band.context:,}" for band in bands))
     last = bands[-1].redis_commands
     for name in sorted(last, key=lambda one: -last[one]):
         table.add_row(name, *(f"{band.redis_commands.get(name, 0.0):.2f}" for band in bands))

@@ -152,6 +152,6 @@ def _tell(result: DemoResult, options: DemoOptions) -> None:
 
 async def _hold(services: Stage, narrator: Narrator) -> None:
     narrator.stage("everything stays up until Ctrl-C")
-    narrator.note(f"inspector: {services.balancer.url}/ui\n{services.addresses}")
+    narrator.note(f"sessions: {services.balancer.url}/sessions\n{services.addresses}")
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.Event().wait()

@@ -21,7 +21,6 @@ _REDIS_DOWN_S = 0.3
 
 # Under the default, fsync every second, a server answers ahead of its own write while the disk is busy with the
 # last fsync: a kill just then loses acknowledged turns, and the verdict would hang on the disk's mood.
-_ON_DISK_FIRST = ("--appendfsync", "always")
 
 # Enough that a kill finds turns in mid-generation, and little enough that the demo is short.
 _SIM_PACE = ("--first-token-s", "0.05", "--per-token-s", "0.001")
@@ -84,7 +83,7 @@ async def stage(options: DemoOptions, model: Model, scratch: Path) -> AsyncItera
     """Start everything; stop everything on the way out, however that comes about."""
     async with AsyncExitStack() as stack:
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        redis = EmbeddedRedis(scratch / "redis", arguments=_ON_DISK_FIRST)
+        redis = EmbeddedRedis(scratch / "redis")
         stack.push_async_callback(asyncio.to_thread, redis.stop)
         await asyncio.to_thread(redis.start)
         engine = _engine(options, model, scratch)

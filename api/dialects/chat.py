@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -63,6 +63,9 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+# Percent-encoded in a header is only what a header cannot carry.
+_HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%") + " "
+
 _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 # Fields that change nothing here: OpenAI's bookkeeping, and switches that engines take as hints.
@@ -113,7 +116,11 @@ def decode(body: bytes) -> TurnRequest:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
         raise BadRequest({"body": f"no JSON object: {error}"}) from None
+    except RecursionError:
+        raise BadRequest({"body": "is nested too deeply"}) from None
     fields, problems = _typed(raw)
+    sampling, unreadable = _sampling(raw)
+    problems |= unreadable
     if "messages" not in raw:
         problems["messages"] = "is required"
     if problems:
@@ -125,7 +132,7 @@ def decode(body: bytes) -> TurnRequest:
     return TurnRequest(
         messages=messages,
         rendering=_rendering(fields),
-        sampling=_sampling(raw),
+        sampling=sampling,
         max_tokens=_first(fields, "max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict"),
         echoes=echoes,
         model=fields.get("model") or "",
@@ -141,21 +148,28 @@ def decode(body: bytes) -> TurnRequest:
 
 
 def _typed(raw: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], dict[str, str]]:
-    fields: dict[str, Any] = {}
-    problems: dict[str, str] = {}
-    for name, kind in _TYPES.items():
-        if name in raw:
-            try:
-                fields[name] = msgspec.json.decode(raw[name], type=kind)
-            except msgspec.DecodeError as error:
-                problems[name] = str(error)
-    return fields, problems
+    fields = {name: _decoded(raw[name], kind) for name, kind in _TYPES.items() if name in raw}
+    return fields, {name: value.problem for name, value in fields.items() if isinstance(value, _Unreadable)}
 
 
-def _sampling(raw: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+class _Unreadable(NamedTuple):
+    problem: str
+
+
+def _decoded(raw: msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
+        return _Unreadable(str(error))
+    except RecursionError:
+        return _Unreadable("is nested too deeply")
+
+
+def _sampling(raw: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], dict[str, str]]:
     """Every other field is taken for a sampling parameter: the engine knows it, or it is refused by name."""
-    others = {k: msgspec.json.decode(v) for k, v in raw.items() if k not in _TYPES and k not in _IGNORED}
-    return {k: v for k, v in others.items() if v is not None}
+    others = {name: _decoded(value, Any) for name, value in raw.items() if name not in _TYPES and name not in _IGNORED}
+    problems = {name: value.problem for name, value in others.items() if isinstance(value, _Unreadable)}
+    return {k: v for k, v in others.items() if v is not None and k not in problems}, problems
 
 
 def _rendering(fields: Mapping[str, Any]) -> Rendering:
@@ -241,7 +255,7 @@ def headers(reply: TurnReply) -> dict[str, str]:
     origin = reply.turn.origin
     splice = f"{origin.kind}; reason={origin.reason}" if origin.reason else origin.kind
     shown = {
-        "x-tokensplice-session": quote(reply.session_id, safe=""),  # as in a URL: a header carries ASCII only
+        "x-tokensplice-session": quote(reply.session_id, safe=_HEADER_SAFE),
         "x-tokensplice-turn": reply.turn.turn_id,
         "x-tokensplice-splice": splice,
     }

@@ -87,8 +87,8 @@ def test_a_demo_stopped_half_way_stops_everything(tmp_path: Path, how: signal.Si
 
 def test_keep_leaves_everything_up_until_ctrl_c(tmp_path: Path) -> None:
     with demo(tmp_path, "--keep", "--workers", "1") as process:
-        inspector = heard(process, "inspector: ").split()[1]
-        with urllib.request.urlopen(inspector.replace("/ui", "/sessions"), timeout=10) as answer:
+        sessions = heard(process, "sessions: ").split()[1]
+        with urllib.request.urlopen(sessions, timeout=10) as answer:
             assert len(json.load(answer)["sessions"]) == 6
         children = family(process)
         process.send_signal(signal.SIGINT)

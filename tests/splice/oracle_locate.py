@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from splice.locate import Candidate, Echo, Located, Parent, RenderingChanged, Root
 
@@ -16,18 +16,23 @@ def slow_locate(
     depth: int,
     *,
     session_has_turns: bool,
-    lost_turn: bool,
+    unknown: Collection[str] = (),
 ) -> Located:
     """See `splice.locate.locate`."""
+    lost = any(e.depth > depth and e.turn_id in unknown for e in echoes)
     for level in range(depth, 0, -1):
         equal = [c for c in candidates if c.depth == level]
         ours = [c for c in equal if c.rendering_signature == signature]
+        if ours and lost:
+            return Root("turn_lost")
         if ours:
             turn, ambiguous = _narrow(ours, [e for e in echoes if e.depth == level])
             return Parent(turn, edited=level < depth, ambiguous=ambiguous)
         if equal:
             return RenderingChanged(_latest(equal))
-    if lost_turn:
+        if any(e.depth == level and e.turn_id in unknown for e in echoes):
+            lost = True
+    if lost:
         return Root("turn_lost")
     if depth == 0:
         return Root("first_turn")

@@ -27,8 +27,8 @@ def turn(turn_id: str, depth: int = 1, **changes: Any) -> Candidate:
     return Candidate(turn_id=turn_id, depth=depth, **(facts | changes))
 
 
-def found(candidates: Sequence[Candidate], *echoes: Echo, depth: int = 1, **facts: bool) -> Located:
-    facts = {"session_has_turns": True, "lost_turn": False} | facts
+def found(candidates: Sequence[Candidate], *echoes: Echo, depth: int = 1, **facts: Any) -> Located:
+    facts = {"session_has_turns": True} | facts
     return locate(candidates, echoes, rendering_signature=OURS, depth=depth, **facts)
 
 
@@ -61,7 +61,15 @@ def test_assistant_messages_in_a_session_without_turns_are_unknown_history() -> 
 
 
 def test_an_echoed_turn_that_the_store_lacks_is_a_lost_turn() -> None:
-    assert found([], depth=2, lost_turn=True) == Root("turn_lost")
+    assert found([], Echo(2, turn_id="gone"), depth=2, unknown={"gone"}) == Root("turn_lost")
+
+
+def test_a_lost_turn_below_a_known_one_is_not_hidden_by_going_on_from_the_known_one() -> None:
+    known, echoes = turn("known", 1), [Echo(1, turn_id="known"), Echo(2, turn_id="gone")]
+    assert found([known], *echoes, depth=2, unknown={"gone"}) == Root("turn_lost")
+    assert found([turn("known", 2)], Echo(1, turn_id="gone"), depth=2, unknown={"gone"}) == Parent(
+        turn("known", 2), edited=False, ambiguous=False
+    )
 
 
 def test_a_deeper_turn_of_another_rendering_is_a_change_of_rendering() -> None:
@@ -146,11 +154,11 @@ _ECHOES = st.lists(
 )
 
 
-@given(candidates=_CANDIDATES, echoes=_ECHOES, has_turns=st.booleans(), lost=st.booleans())
+@given(candidates=_CANDIDATES, echoes=_ECHOES, has_turns=st.booleans(), unknown=st.sets(st.sampled_from("acz")))
 def test_the_choice_is_the_one_that_trying_every_rule_in_turn_makes(
-    *, candidates: list[Candidate], echoes: list[Echo], has_turns: bool, lost: bool
+    *, candidates: list[Candidate], echoes: list[Echo], has_turns: bool, unknown: set[str]
 ) -> None:
-    facts = {"session_has_turns": has_turns, "lost_turn": lost}
+    facts = {"session_has_turns": has_turns, "unknown": unknown}
     for depth in (0, 3):
         known = candidates if depth else []
         quick = locate(known, echoes, rendering_signature=OURS, depth=depth, **facts)

@@ -148,9 +148,7 @@ async def test_the_server_expects_the_same_of_equal_looking_turns_as_the_core_ch
         generation_digests=tuple(filter(None, [echo.generation_digest])),
     )
     found = await other_store.find(query)
-    located = locate(
-        found.candidates, [echo], rendering_signature=SIGNATURE, depth=2, session_has_turns=True, lost_turn=False
-    )
+    located = locate(found.candidates, [echo], rendering_signature=SIGNATURE, depth=2, session_has_turns=True)
     assert isinstance(located, Parent)
     assert found.lineage.head.turn_id == located.candidate.turn_id
     assert len(found.candidates) == 3

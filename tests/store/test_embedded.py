@@ -71,7 +71,7 @@ async def test_only_its_user_can_reach_it_and_it_persists(redis_binary, tmp_path
         store = await RedisStore.connect(server.url)
         facts = await store.check_server()
         await store.close()
-        assert (facts.append_only, facts.append_fsync, facts.eviction_policy) == (True, "everysec", "noeviction")
+        assert (facts.append_only, facts.append_fsync, facts.eviction_policy) == (True, "always", "noeviction")
     assert mode_of(path) is None
 
 

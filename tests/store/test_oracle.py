@@ -140,9 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert found.idempotent == ((answered.turn_id, answered.request_hash) if answered else None)
         known = {turn.turn_id for turn in session.turns} if session else set()
         assert found.unknown_hints == tuple(hint for hint in query.hints if hint not in known)
-        chosen = locate(
-            hits, (), rendering_signature=signature, depth=len(query.chain), session_has_turns=True, lost_turn=False
-        )
+        chosen = locate(hits, (), rendering_signature=signature, depth=len(query.chain), session_has_turns=True)
         if isinstance(chosen, Parent) and not hinted and not echoed:
             assert found.lineage.head.turn_id == chosen.candidate.turn_id
         if found.lineage:
