@@ -21,6 +21,9 @@ from splice.types import IdArray, id_array
 
 # Stands before a text that is encoded as if other text came before it. A noncharacter: no text has use for it.
 _ANCHOR = "\U0001fffe\U0010fffe"
+# CPU time a rendering may take: some templates look at every message from every message.
+_SECONDS = 2.0
+_SECONDS_PER_MESSAGE = 0.01
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -105,7 +108,8 @@ class ModelRenderer:
             "documents": kwargs.get("documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._compiled.render(variables, clock=clock)
+        seconds = _SECONDS + _SECONDS_PER_MESSAGE * len(messages)
+        return self._compiled.render(variables, clock=clock, seconds=seconds)
 
     def encode(self, text: str, *, continues: bool = False) -> IdArray:
         """Ids of `text`, added tokens recognised."""

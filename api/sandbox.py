@@ -27,8 +27,8 @@ from splice.errors import TemplateRejected
 
 MAX_TEMPLATE_CHARS = 2_000_000
 MAX_OUTPUT_CHARS = 64_000_000
-MAX_SECONDS = 20.0
 _MAX_WIDTH = 100_000  # padding, indent, repetition of lists: no template has use for more
+_MAX_BITS = 100_000  # of an integer
 _TICKS_PER_LOOK = 64
 _WIDE_FORMAT = re.compile(r"[0-9]{6}")
 
@@ -203,7 +203,8 @@ class _BoundConcat(jinja2.visitor.NodeTransformer):
 
 
 def _check_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    owner = getattr(function, "__self__", None)
+    # The sandbox hands out `format` wrapped.
+    owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
     if not isinstance(owner, str):
         return
     _check_arguments((*args, *kwargs.values()))
@@ -229,13 +230,13 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _check_integers(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int):
-        _check_size(left.bit_length() + right.bit_length())
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
+        raise TooMuch("it made an enormous number")
 
 
 def _check_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int) and right > 0:
-        _check_size(left.bit_length() * min(right, MAX_OUTPUT_CHARS) * 64)
+    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(right, 0) > _MAX_BITS:
+        raise TooMuch("it made an enormous number")
 
 
 def _check_modulo(left: Any, _right: Any) -> None:
@@ -264,8 +265,11 @@ class CompiledTemplate:
         except Exception as error:
             raise TemplateRejected(_words(error)) from error
 
-    def render(self, variables: Mapping[str, Any], *, clock: float, seconds: float = MAX_SECONDS) -> str:
-        """The template's text for these variables. Raises TemplateRejected with its own words."""
+    def render(self, variables: Mapping[str, Any], *, clock: float, seconds: float) -> str:
+        """The template's text for these variables. Raises TemplateRejected with its own words.
+
+        seconds: CPU time of this thread that it may take.
+        """
 
         def strftime_now(format: str) -> str:  # noqa: A002 - templates may name it
             # UTC, so that every worker writes the same date for the same clock.
@@ -276,7 +280,7 @@ class CompiledTemplate:
             return self._collect({"strftime_now": strftime_now, **variables})
         except Exception as error:
             # Foreign code may raise anything, and all of it means the same: these messages do not render.
-            raise TemplateRejected(_words(error)) from error
+            raise TemplateRejected(_words(error), runaway=isinstance(error, TooMuch)) from error
         finally:
             _budget.reset(token)
 

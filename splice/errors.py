@@ -25,11 +25,15 @@ class InvalidRequest(SpliceError):
 
 
 class TemplateRejected(SpliceError):
-    """The chat template raised, ran too long or wrote too much; `words` are its own."""
+    """The chat template raised, ran too long or wrote too much; `words` are its own.
 
-    def __init__(self, words: str) -> None:
+    `runaway`: it was stopped at a bound, so that trying it on other messages is not worth the time.
+    """
+
+    def __init__(self, words: str, *, runaway: bool = False) -> None:
         super().__init__(f"the chat template refused these messages: {words}")
         self.words = words
+        self.runaway = runaway
 
 
 class GenerationInvalid(SpliceError):

@@ -7,7 +7,7 @@ history is never built twice, then each known field by its own type.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -19,7 +19,7 @@ from api.ids import turn_of_call, turn_of_response
 from api.request import BadRequest, TurnReply, TurnRequest
 from splice.identity import ids_digest
 from splice.locate import Echo
-from splice.types import Message, Rendering, ToolCall, id_array
+from splice.types import Message, Rendering, Role, ToolCall, id_array
 
 
 class _Part(msgspec.Struct):
@@ -66,7 +66,10 @@ class _StreamOptions(msgspec.Struct):
 # Percent-encoded in a header is only what a header cannot carry.
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%") + " "
 
-_ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+_ROLES: Mapping[str, Role] = {
+    "system": "system", "developer": "developer", "user": "user", "assistant": "assistant",
+    "tool": "tool", "function": "tool",
+}  # fmt: skip
 
 # Fields that change nothing here: OpenAI's bookkeeping, and switches that engines take as hints.
 _IGNORED = {
@@ -190,41 +193,31 @@ def _first(fields: Mapping[str, Any], *names: str) -> int | None:
 def _messages(wire: list[_Message]) -> tuple[tuple[Message, ...], tuple[Echo, ...]]:
     if not wire:
         raise BadRequest({"messages": "holds no message"})
-    messages: list[Message] = []
-    echoes: list[Echo] = []
-    depth = 0
-    for index, message in enumerate(wire):
-        canonical = _message(message, f"messages[{index}]")
-        messages.append(canonical)
-        if canonical.role == "assistant":
-            depth += 1
-            echo = _echo(message, canonical, depth)
-            if echo is not None:
-                echoes.append(echo)
-    return tuple(messages), tuple(echoes)
+    messages = tuple([_message(message, index) for index, message in enumerate(wire)])
+    assistants = (pair for pair in zip(wire, messages, strict=True) if pair[1].role == "assistant")
+    echoes = (_echo(sent, message, depth) for depth, (sent, message) in enumerate(assistants, start=1))
+    return messages, tuple(echo for echo in echoes if echo is not None)
 
 
-def _message(wire: _Message, path: str) -> Message:
-    if wire.role not in _ROLES:
-        raise BadRequest({f"{path}.role": f"{wire.role!r} is none of {', '.join(sorted(_ROLES))}"})
-    role: Any = "tool" if wire.role == "function" else wire.role
-    return Message(
-        role,
-        content=_text(wire.content, path),
-        reasoning=(wire.reasoning_content or wire.reasoning or "") if role == "assistant" else "",
-        tool_calls=tuple(_call(call) for call in wire.tool_calls or ()) if role == "assistant" else (),
-        tool_call_id=(wire.tool_call_id or "") if role == "tool" else "",
-        name=wire.name or "",
-    )
+def _message(wire: _Message, index: int) -> Message:
+    """Runs once for every message of a history, in every turn: it builds nothing that it does not return."""
+    role = _ROLES.get(wire.role)
+    if role is None:
+        raise BadRequest({f"messages[{index}].role": f"{wire.role!r} is none of {', '.join(sorted(_ROLES))}"})
+    content = wire.content if isinstance(wire.content, str) else _text(wire.content or (), index)
+    name = wire.name or ""
+    if role == "assistant":
+        calls = tuple([_call(call) for call in wire.tool_calls]) if wire.tool_calls else ()
+        return Message(role, content, wire.reasoning_content or wire.reasoning or "", calls, "", name)
+    return Message(role, content, "", (), (wire.tool_call_id or "") if role == "tool" else "", name)
 
 
-def _text(content: str | list[_Part] | None, path: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
+def _text(content: Sequence[_Part], index: int) -> str:
     for n, part in enumerate(content):
         if part.type not in {"text", "input_text", "output_text"}:
             raise BadRequest(
-                {f"{path}.content[{n}].type": f"{part.type!r} is not served: text only"}, code="unsupported_parameter"
+                {f"messages[{index}].content[{n}].type": f"{part.type!r} is not served: text only"},
+                code="unsupported_parameter",
             )
     return "".join(part.text for part in content)
 
@@ -236,8 +229,11 @@ def _call(call: _Call) -> ToolCall:
 
 
 def _echo(wire: _Message, message: Message, depth: int) -> Echo | None:
-    turn = next((t for t in (turn_of_call(call.id) for call in message.tool_calls) if t), "")
-    turn = turn or turn_of_response(wire.id or "")
+    turn = ""
+    for call in message.tool_calls:
+        turn = turn or turn_of_call(call.id)
+    if wire.id and not turn:
+        turn = turn_of_response(wire.id)
     digest = b""
     if wire.generation_token_ids:
         try:

@@ -70,10 +70,12 @@ class Stage:
         return text, mask
 
     def text(self, messages: Sequence[Message], setting: Setting) -> str | Rejected:
-        """The dialogue's text, or why there is none."""
+        """The dialogue's text, or why there is none. Raises TemplateRejected where it ran away."""
         try:
             return self.render(messages, setting)[0]
         except TemplateRejected as rejected:
+            if rejected.runaway:
+                raise
             return Rejected(rejected.words)
 
     def tail(self, messages: Sequence[Message], setting: Setting) -> str | Rejected:

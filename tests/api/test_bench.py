@@ -208,7 +208,9 @@ async def test_a_run_that_is_stopped_half_way_stops_everything(tmp_path: Path) -
     console = Console(file=io.StringIO())
     before = set(psutil.Process().children(recursive=True))
     running = asyncio.create_task(run_bench(QUICK, tmp_path, console))
-    while "playing" not in console.file.getvalue():  # type: ignore[attr-defined]
+    for _ in range(600):
+        if "playing" in console.file.getvalue():  # type: ignore[attr-defined]
+            break
         await asyncio.sleep(0.1)
     started = [child for child in psutil.Process().children(recursive=True) if child not in before]
     running.cancel()

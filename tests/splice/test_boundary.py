@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -320,6 +321,14 @@ def test_a_template_that_raises_is_refused_in_its_own_words() -> None:
     template = "{% if messages|length > 2 %}{{ raise_exception('only one turn') }}{% endif %}" + CHATML
     assert "only one turn" in refusal(template, PARENT, user("More"))
     assert not Splicer(renderer_for(template)).report.spliceable
+
+
+def test_a_template_that_never_ends_is_given_up_on_at_once() -> None:
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    started = time.thread_time()
+    with pytest.raises(TemplateRejected, match="ran for too long"):
+        _ = Splicer(renderer_for(endless)).report
+    assert time.thread_time() - started < 5.0
 
 
 def test_a_hoisted_system_message_is_refused() -> None:
