@@ -37,5 +37,5 @@ class Scale:
         return end - max(_LEAST_BAND_TURNS, end // 8)
 
 
-FULL = Scale(contexts=(4096, 8192, 16_384, 32_768, 65_536), sessions=5, repetitions=3, floor_turns=10, whole_renders=2)
+FULL = Scale(contexts=(4096, 8192, 16_384, 32_768, 65_536), sessions=5, repetitions=5, floor_turns=10, whole_renders=2)
 QUICK = Scale(contexts=(4096, 8192, 16_384), sessions=3, repetitions=1, floor_turns=4, whole_renders=1)
