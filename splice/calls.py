@@ -8,7 +8,6 @@ back by it.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -27,57 +26,78 @@ class Position(NamedTuple):
     call: int
 
 
-def answered_calls(messages: Sequence[Message]) -> dict[int, Position]:
-    """The position that each tool message answers, by the tool message's index.
+class OpenCalls:
+    """The calls that later tool messages may answer, as far as a conversation has been followed."""
 
-    A known id names the latest call that carries it and is still unanswered (some harnesses give every call
-    the same id); an unknown or missing id answers the last assistant's calls in order.
-    """
-    answers: dict[int, Position] = {}
-    open_calls: dict[str, deque[Position]] = {}
-    last_assistant, order = -1, 0
-    for index, message in enumerate(messages):
+    __slots__ = ("_by_id", "_last", "_order")
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, tuple[Position, ...]] = {}
+        self._last = -1
+        self._order = 0
+
+    def copy(self) -> OpenCalls:
+        """The same state, to be followed further without touching this one."""
+        twin = OpenCalls()
+        twin._by_id, twin._last, twin._order = dict(self._by_id), self._last, self._order
+        return twin
+
+    def follow(self, index: int, message: Message) -> Position | None:
+        """Take in the next message; the position that it answers, for a tool message.
+
+        A known id names the latest call that carries it and is still unanswered (some harnesses give every call
+        the same id); an unknown or missing id answers the last assistant's calls in order.
+        """
         if message.role == "assistant":
-            last_assistant, order = index, 0
-            open_calls |= _by_id(index, message.tool_calls)
-        elif message.role == "tool":
-            named = open_calls.get(message.tool_call_id) if message.tool_call_id else None
-            answers[index] = _next_open(named) if named else Position(last_assistant, order)
-            order += 1
-    return answers
+            self._last, self._order = index, 0
+            self._by_id |= _by_id(index, message.tool_calls)
+            return None
+        if message.role != "tool":
+            return None
+        order, self._order = self._order, self._order + 1
+        named = self._by_id.get(message.tool_call_id, ()) if message.tool_call_id else ()
+        if not named:
+            return Position(self._last, order)
+        if len(named) > 1:
+            self._by_id[message.tool_call_id] = named[1:]
+        return named[0]
 
 
-def _by_id(assistant: int, calls: Sequence[ToolCall]) -> dict[str, deque[Position]]:
-    positions: dict[str, deque[Position]] = {}
+def answered_calls(messages: Sequence[Message]) -> dict[int, Position]:
+    """The position that each tool message answers, by the tool message's index."""
+    calls = OpenCalls()
+    answers = ((index, calls.follow(index, message)) for index, message in enumerate(messages))
+    return {index: position for index, position in answers if position is not None}
+
+
+def _by_id(assistant: int, calls: Sequence[ToolCall]) -> dict[str, tuple[Position, ...]]:
+    positions: dict[str, list[Position]] = {}
     for n, call in enumerate(calls):
-        positions.setdefault(call.id, deque()).append(Position(assistant, n))
-    return positions
+        positions.setdefault(call.id, []).append(Position(assistant, n))
+    return {call_id: tuple(places) for call_id, places in positions.items()}
 
 
-def _next_open(named: deque[Position]) -> Position:
-    return named.popleft() if len(named) > 1 else named[0]
-
-
-def with_prompt_ids(messages: Sequence[Message], written: Mapping[int, Sequence[str]]) -> tuple[Message, ...]:
-    """The messages with the call ids that belong in a prompt.
+def with_prompt_ids(
+    messages: Sequence[Message], written: Mapping[int, Sequence[str]], *, start: int = 0
+) -> tuple[Message, ...]:
+    """The messages from `start` on with the call ids that belong in a prompt.
 
     written: assistant message index -> the ids the model itself wrote there, by position ("" for none).
     Another call keeps the caller's id unless we minted it: then its number in the conversation stands in, nine
     digits, a form that templates which check ids accept. Tool messages follow the call that they answer.
     """
     answers = answered_calls(messages)
-    renamed: list[Message] = []
-    count = 0
-    for index, message in enumerate(messages):
-        if message.role == "assistant" and message.tool_calls:
-            renamed.append(_with_ids(message, written.get(index, ()), count))
+    count = sum(len(message.tool_calls) for message in messages[:start])
+    renamed = list(messages)
+    for index in range(start, len(messages)):
+        message = messages[index]
+        if message.tool_calls:
+            renamed[index] = _with_ids(message, written.get(index, ()), count)
             count += len(message.tool_calls)
         elif message.role == "tool":
             call_id = _answer_id(renamed, answers[index], message)
-            renamed.append(msgspec.structs.replace(message, tool_call_id=call_id))
-        else:
-            renamed.append(message)
-    return tuple(renamed)
+            renamed[index] = msgspec.structs.replace(message, tool_call_id=call_id)
+    return tuple(renamed[start:])
 
 
 def _with_ids(message: Message, written: Sequence[str], count: int) -> Message:
@@ -95,4 +115,4 @@ def _not_ours(call_id: str, stand_in: str) -> str:
 
 def _answer_id(earlier: Sequence[Message], position: Position, message: Message) -> str:
     calls = earlier[position.assistant].tool_calls if position.assistant >= 0 else ()
-    return calls[position.call].id if position.call < len(calls) else _not_ours(message.tool_call_id, "")
+    return _not_ours(calls[position.call].id if position.call < len(calls) else message.tool_call_id, "")

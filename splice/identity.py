@@ -10,14 +10,14 @@ conversation.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 import msgspec
 
-from splice.calls import Position, answered_calls
+from splice.calls import OpenCalls, Position
 from splice.errors import InvalidRequest
 from splice.types import IdArray, Message, Rendering
 
@@ -28,15 +28,47 @@ _EXACT_INTEGER = 2**53  # beyond it a double, and so JavaScript, cannot tell nei
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
+class Conversation:
+    """Messages with the conversation's hash after each of them, made once and extended at the end.
+
+    A harness sends its whole history every turn, so a worker that has read a conversation keeps it and reads
+    only what is new: `followed_by` costs what is added.
+    """
+
+    __slots__ = ("_calls", "chain", "messages", "sources")
+
+    def __init__(
+        self, sources: tuple[Message, ...], messages: tuple[Message, ...], chain: tuple[bytes, ...], calls: OpenCalls
+    ) -> None:
+        self.sources = sources  # as the client sent them
+        self.messages = messages  # as they are compared and rendered
+        self.chain = chain  # 16 bytes a message
+        self._calls = calls
+
+    def followed_by(self, more: Sequence[Message], settled: Callable[[Message], Message]) -> Conversation:
+        """The conversation once `more` messages follow; `settled` brings each into the form that is compared."""
+        calls, chain = self._calls.copy(), list(self.chain)
+        messages = [*self.messages, *(settled(message) for message in more)]
+        current = chain[-1] if chain else _CHAIN_START
+        for index in range(len(chain), len(messages)):
+            message = messages[index]
+            current = _link(current, _canonical(message, index, calls.follow(index, message)))
+            chain.append(current)
+        return Conversation((*self.sources, *more), tuple(messages), tuple(chain), calls)
+
+    def reaching(self, sources: Sequence[Message], settled: Callable[[Message], Message]) -> Conversation:
+        """The conversation of `sources`, which may begin with the very messages that this one has read."""
+        known = len(self.sources)
+        same = known <= len(sources) and all(a is b for a, b in zip(self.sources, sources, strict=False))
+        return self.followed_by(sources[known:], settled) if same else NOTHING_SAID.followed_by(sources, settled)
+
+
+NOTHING_SAID = Conversation((), (), (), OpenCalls())
+
+
 def chain_hashes(messages: Sequence[Message]) -> tuple[bytes, ...]:
     """The conversation's hash after each message; one per message, 16 bytes each."""
-    answers = answered_calls(messages)
-    hashes: list[bytes] = []
-    current = _CHAIN_START
-    for index, message in enumerate(messages):
-        current = _link(current, _canonical(message, index, answers.get(index)))
-        hashes.append(current)
-    return tuple(hashes)
+    return NOTHING_SAID.followed_by(messages, lambda message: message).chain
 
 
 def extend_chain(chain: Sequence[bytes], reply: Message) -> bytes:

@@ -62,8 +62,8 @@ def plan_turn(
         reason = located.reason if isinstance(located, Root) else "turn_lost"
         return _fresh(Origin("fresh", reason), messages, rendering, splicer, clock)
     split = parent_index(messages, located.candidate.depth) + 1
-    mapped = with_prompt_ids(messages, {split - 1: lineage.head.model_call_ids})
-    prompt = splicer.after(lineage, mapped[split - 1], mapped[split:], rendering, earlier=mapped[: split - 1])
+    reply, *new = with_prompt_ids(messages, {split - 1: lineage.head.model_call_ids}, start=split - 1)
+    prompt = splicer.after(lineage, reply, new, rendering, earlier=messages[: split - 1])
     if isinstance(prompt, Refusal):
         plan = _fresh(Origin("fresh", "template_unsupported"), messages, rendering, splicer, clock)
         return replace(plan, refusal=prompt.reason)

@@ -7,7 +7,7 @@ history is never built twice, then each known field by its own type.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -17,6 +17,7 @@ import orjson
 
 from api.ids import turn_of_call, turn_of_response
 from api.request import BadRequest, TurnReply, TurnRequest
+from api.transcripts import Transcripts
 from splice.identity import ids_digest
 from splice.locate import Echo
 from splice.types import Message, Rendering, Role, ToolCall, id_array
@@ -63,6 +64,8 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+_NEAR = 8  # echoed token ids are looked at in the last few replies only: they settle ties, and ties are there
+
 # Percent-encoded in a header is only what a header cannot carry.
 _HEADER_SAFE = "".join(chr(c) for c in range(0x21, 0x7F) if chr(c) != "%") + " "
 
@@ -78,7 +81,6 @@ _IGNORED = {
 }  # fmt: skip
 
 _TYPES: Mapping[str, Any] = {
-    "messages": list[_Message],
     "model": str | None,
     "tools": list[_Tool] | None,
     "tool_choice": str | dict[str, Any] | None,
@@ -113,8 +115,24 @@ _UNSUPPORTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def decode(body: bytes) -> TurnRequest:
-    """Read a `/v1/chat/completions` body. Raises BadRequest naming every bad or unsupported field."""
+class Transcript(NamedTuple):
+    """A request's messages as they were read, with what the client echoed of ours."""
+
+    messages: tuple[Message, ...]
+    echoes: tuple[Echo, ...]
+    depth: int  # assistant messages
+
+
+_NO_TRANSCRIPTS: Transcripts[Transcript] = Transcripts(0)
+
+
+def decode(
+    body: bytes, transcripts: Transcripts[Transcript] = _NO_TRANSCRIPTS, session: Hashable = None
+) -> TurnRequest:
+    """Read a `/v1/chat/completions` body. Raises BadRequest naming every bad or unsupported field.
+
+    What `transcripts` holds of the named `session` is not read again.
+    """
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
@@ -124,20 +142,20 @@ def decode(body: bytes) -> TurnRequest:
     fields, problems = _typed(raw)
     sampling, unreadable = _sampling(raw)
     problems |= unreadable
-    if "messages" not in raw:
-        problems["messages"] = "is required"
-    if problems:
+    transcript = _transcript(raw.get("messages"), transcripts, session)
+    if isinstance(transcript, _Unreadable):
+        problems["messages"] = transcript.problem
+    if problems or isinstance(transcript, _Unreadable):
         raise BadRequest(problems)
     unsupported = {k: words for k, (bad, words) in _UNSUPPORTED.items() if k in fields and bad(fields[k])}
     if unsupported:
         raise BadRequest(unsupported, code="unsupported_parameter")
-    messages, echoes = _messages(fields["messages"])
     return TurnRequest(
-        messages=messages,
+        messages=transcript.messages,
         rendering=_rendering(fields),
         sampling=sampling,
         max_tokens=_first(fields, "max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict"),
-        echoes=echoes,
+        echoes=transcript.echoes,
         model=fields.get("model") or "",
         stream=bool(fields.get("stream")),
         stream_usage=bool(getattr(fields.get("stream_options"), "include_usage", False)),
@@ -190,13 +208,32 @@ def _first(fields: Mapping[str, Any], *names: str) -> int | None:
     return value
 
 
-def _messages(wire: list[_Message]) -> tuple[tuple[Message, ...], tuple[Echo, ...]]:
-    if not wire:
-        raise BadRequest({"messages": "holds no message"})
-    messages = tuple([_message(message, index) for index, message in enumerate(wire)])
-    assistants = (pair for pair in zip(wire, messages, strict=True) if pair[1].role == "assistant")
-    echoes = (_echo(sent, message, depth) for depth, (sent, message) in enumerate(assistants, start=1))
-    return messages, tuple(echo for echo in echoes if echo is not None)
+def _transcript(
+    raw: msgspec.Raw | None, transcripts: Transcripts[Transcript], session: Hashable
+) -> Transcript | _Unreadable:
+    if raw is None:
+        return _Unreadable("is required")
+    text = bytes(raw)
+    known = transcripts.known(session, text) if session is not None else None
+    before, unread = (known.read, known.rest) if known else (Transcript((), (), 0), text)
+    wire = _decoded(msgspec.Raw(unread), list[_Message])
+    if isinstance(wire, _Unreadable):
+        return wire
+    read = _followed_by(before, wire)
+    if not read.messages:
+        return _Unreadable("holds no message")
+    if session is not None:
+        transcripts.keep(session, text, read)
+    return read
+
+
+def _followed_by(before: Transcript, wire: Sequence[_Message]) -> Transcript:
+    start = len(before.messages)
+    messages = [_message(message, index) for index, message in enumerate(wire, start=start)]
+    assistants = [pair for pair in zip(wire, messages, strict=True) if pair[1].role == "assistant"]
+    depth = before.depth + len(assistants)
+    echoes = [_echo(*pair, at, near=at > depth - _NEAR) for at, pair in enumerate(assistants, start=before.depth + 1)]
+    return Transcript((*before.messages, *messages), (*before.echoes, *(e for e in echoes if e is not None)), depth)
 
 
 def _message(wire: _Message, index: int) -> Message:
@@ -228,14 +265,14 @@ def _call(call: _Call) -> ToolCall:
     return ToolCall(call.function.name, text, call.id or "")
 
 
-def _echo(wire: _Message, message: Message, depth: int) -> Echo | None:
+def _echo(wire: _Message, message: Message, depth: int, *, near: bool) -> Echo | None:
     turn = ""
     for call in message.tool_calls:
         turn = turn or turn_of_call(call.id)
     if wire.id and not turn:
         turn = turn_of_response(wire.id)
     digest = b""
-    if wire.generation_token_ids:
+    if near and wire.generation_token_ids:
         try:
             digest = ids_digest(id_array(msgspec.json.decode(wire.generation_token_ids, type=list[int] | None) or []))
         except (msgspec.DecodeError, OverflowError):
