@@ -80,6 +80,8 @@ _IGNORED = {
     "return_meta_info", "return_prompt_token_ids",
 }  # fmt: skip
 
+_READ_APART = {"messages", *_IGNORED}
+
 _TYPES: Mapping[str, Any] = {
     "model": str | None,
     "tools": list[_Tool] | None,
@@ -103,6 +105,8 @@ _TYPES: Mapping[str, Any] = {
     "continue_final_message": bool | None,
     "conversation_params": _ConversationParams | None,
 }
+
+_KNOWN = {*_TYPES, *_IGNORED, "messages"}
 
 # Legal values whose meaning is not kept here: named in a 400, never dropped.
 _UNSUPPORTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -188,7 +192,7 @@ def _decoded(raw: msgspec.Raw, kind: Any) -> Any:
 
 def _sampling(raw: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], dict[str, str]]:
     """Every other field is taken for a sampling parameter: the engine knows it, or it is refused by name."""
-    others = {name: _decoded(value, Any) for name, value in raw.items() if name not in _TYPES and name not in _IGNORED}
+    others = {name: _decoded(value, Any) for name, value in raw.items() if name not in _TYPES.keys() | _READ_APART}
     problems = {name: value.problem for name, value in others.items() if isinstance(value, _Unreadable)}
     return {k: v for k, v in others.items() if v is not None and k not in problems}, problems
 
