@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINE ?= sim
+TEMPLATES ?= $(TOKENSPLICE_TEMPLATES)
+DURABILITY ?= sync
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench format lock clean
+.PHONY: help setup demo test check bench soak format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -14,6 +16,8 @@ help: ## list the targets
 setup: $(STAMP) ## a virtual environment in .venv with everything in the lock file
 
 $(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed; name one: make PYTHON=python3.12 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
@@ -22,6 +26,8 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup ## the main job end to end, with crashes on the way; ENGINE=real samples from a real small model
 	$(BIN)/tokensplice demo --engine $(ENGINE)
 
+# TEMPLATES=folder tests against more chat templates than the ones that PyPI has.
+test: export TOKENSPLICE_TEMPLATES := $(TEMPLATES)
 test: setup ## every test, against real servers that it starts itself
 	$(BIN)/python -m pytest
 
@@ -34,6 +40,9 @@ check: setup ## lint, format, types and import rules
 
 bench: setup ## worker CPU a turn and Redis bytes a token against context
 	$(BIN)/tokensplice bench
+
+soak: setup ## ten minutes of rollouts while workers, Redis and connections die; DURABILITY=memory, aof or sync
+	$(BIN)/python -m tests.faults.soak --durability $(DURABILITY)
 
 format: setup ## format the sources
 	$(BIN)/ruff format .

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from api.errors import Draining, Overloaded
+from api.errors import Draining, NotReady, Overloaded
 from api.metrics import Metrics
 from api.readiness import Readiness
 
@@ -21,9 +21,11 @@ class Admission:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """One turn's place. Raises Draining, Overloaded; nothing was started then."""
+        """One turn's place. Raises Draining, NotReady, Overloaded; nothing was started then."""
         if self._readiness.draining:
             raise Draining("this worker is being stopped; try again, another one answers")
+        if wrong := self._readiness.misfit():
+            raise NotReady(wrong)
         if self._count >= self._most:
             raise Overloaded(f"this worker runs {self._count} turns, as many as it may; try again shortly")
         self._count += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from api.preparation import PreparationError, prepare_model
 from api.readiness import Check, Readiness
 from api.settings import Settings
-from api.worker import build_engine, build_splicer, build_store
+from api.worker import build_engine, build_grammar, build_splicer, build_store
 from splice.errors import TemplateRejected
 
 
@@ -17,7 +17,8 @@ async def examine(settings: Settings) -> dict[str, Check]:
         return {"tokenizer": Check(ok=False, detail="set TOKENSPLICE_TOKENIZER to the model's directory or hub id")}
     try:
         splicer = build_splicer(settings, prepared(settings))
-    except (PreparationError, TemplateRejected) as error:
+        build_grammar(settings, splicer)
+    except (PreparationError, TemplateRejected, ValueError) as error:
         return {"tokenizer": Check(ok=False, detail=str(error), fatal=True)}
     store, engine = build_store(settings), build_engine(settings)
     readiness = Readiness(store, engine, splicer, settings)

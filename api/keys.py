@@ -70,7 +70,7 @@ class KeyRing:
         except (ValueError, UnicodeDecodeError):
             raise Unauthorized("the session key is damaged") from None
         secrets = self._secrets.get(tenant, [])
-        if not any(hmac.compare_digest(_mac(secret, payload.encode()), mac) for secret in secrets):
+        if not any(hmac.compare_digest(_mac(secret, payload.encode()).encode(), mac.encode()) for secret in secrets):
             raise Unauthorized("the session key was not minted here, or its tenant's key has gone")
         return Identity(tenant, session_id)
 

@@ -21,12 +21,13 @@ class _JsonFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Send our own log to stderr as JSON lines."""
+    """Send our own log, and other libraries' warnings, to stderr as JSON lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(_JsonFormatter())
-    _logger.handlers[:] = [handler]
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
     _logger.setLevel(level.upper())
-    _logger.propagate = False
 
 
 def event(message: str, *, level: int = logging.INFO, exc: BaseException | None = None, **facts: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -12,6 +12,8 @@ from splice.samples import Sample
 from splice.types import Message, Turn
 from store.views import SessionView
 
+MOST_TTL_S = 10 * 365 * 86_400
+
 
 class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
     """Body of `POST /sessions`."""
@@ -19,13 +21,13 @@ class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
     session_id: str | None = None
     run_id: str | None = None
     group_id: str | None = None
-    group_size: int | None = None
+    group_size: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
     metadata: dict[str, Any] | None = None
     sampling_params: dict[str, Any] | None = None
-    ttl_s: int | None = None
+    ttl_s: Annotated[int, msgspec.Meta(ge=0, le=MOST_TTL_S)] | None = None  # 0: the server's default
     on_rendering_change: Literal["error", "fork"] | None = None
     on_overflow: Literal["length", "error"] | None = None
-    thinking: Literal["keep", "template"] | None = None
+    thinking: Literal["keep"] | None = None
     parent_session_id: str | None = None
 
 
@@ -74,7 +76,7 @@ def session_json(view: SessionView, *, durability: str) -> dict[str, Any]:
     }
 
 
-def turn_json(turn: Turn) -> dict[str, Any]:
+def turn_json(turn: Turn, *, delivered: bool | None) -> dict[str, Any]:
     """A turn with its ids, log probs and provenance. Arrays are numpy: encode with orjson."""
     return {
         "turn_id": turn.turn_id,
@@ -91,7 +93,7 @@ def turn_json(turn: Turn) -> dict[str, Any]:
         "log_prob_kind": turn.log_prob_kind,
         "sampling_params": dict(turn.sampling_params),
         "rendering_signature": turn.rendering_signature,
-        "delivered": None,
+        "delivered": delivered,
         "created_at": _iso(turn.created_at),
         "model": turn.model,
         "engine": turn.engine,

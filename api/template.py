@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from api.assets import qwen3_directory
-from api.preparation import prepare_model
+from api.preparation import PreparationError, prepare_model
 from api.rendering import ModelRenderer
 from splice.boundary import Splicer, TemplateReport
 
@@ -18,6 +18,8 @@ def check(source: str, tokenizer: str | None = None) -> TemplateReport:
     Raises PreparationError, TemplateRejected.
     """
     path = Path(source)
+    if path.suffix == ".jinja" and not path.is_file():
+        raise PreparationError(f"{source} is no file")
     if path.is_file():
         directory = prepare_model(tokenizer or str(qwen3_directory()))
         return Splicer(ModelRenderer.from_template_file(path, directory)).report

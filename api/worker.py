@@ -5,6 +5,7 @@ Loads the prepared model with `tokenizers` and `jinja2` only; transformers is th
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -25,7 +26,10 @@ from splice.parsers import ReplyGrammar, choose_formats
 from store.connection import open_client
 from store.redis import RedisStore
 
-PREPARED = "TOKENSPLICE_PREPARED_MODEL"  # set by the parent: the directory that workers load
+# Set by the parent: the directory that workers load, and whose children they are.
+PREPARED = "TOKENSPLICE_PREPARED_MODEL"
+PARENT = "TOKENSPLICE_PARENT"
+_PARENT_POLL_S = 1.0
 
 
 def build_store(settings: Settings) -> RedisStore:
@@ -80,7 +84,7 @@ def app() -> ASGIApp:
     log.configure(settings.log_level)
     application = build_app(settings, Path(os.environ[PREPARED]))
     worker: Worker = application.state.worker
-    application.on_startup.append(lambda: _drain_on_sigterm(worker))
+    application.on_startup += [lambda: _drain_on_sigterm(worker), _follow_parent]
     return SessionPaths(application)
 
 
@@ -94,3 +98,19 @@ def _drain_on_sigterm(worker: Worker) -> None:
             handler(number, frame)
 
     signal.signal(signal.SIGTERM, drain)
+
+
+async def _follow_parent() -> None:
+    """A worker whose parent is gone stops as if told to: nobody would ever stop it, and it holds the port."""
+    parent = int(os.environ.get(PARENT, "0"))
+    if parent not in {0, os.getpid()}:
+        _background.add(asyncio.create_task(_until_orphaned(parent)))
+
+
+_background: set[asyncio.Task[None]] = set()  # asyncio keeps no strong reference of its own
+
+
+async def _until_orphaned(parent: int) -> None:
+    while os.getppid() == parent:  # noqa: ASYNC110 - nobody tells an orphan
+        await asyncio.sleep(_PARENT_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -51,7 +51,7 @@ READS_ENVIRONMENT = {
 }
 
 # Set by the parent for its workers; nobody else needs to know it.
-INTERNAL_VARIABLES = {"TOKENSPLICE_PREPARED_MODEL"}
+INTERNAL_VARIABLES = {"TOKENSPLICE_PREPARED_MODEL", "TOKENSPLICE_PARENT"}
 
 
 def name_of(path: Path) -> str:

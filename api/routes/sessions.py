@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -13,11 +14,12 @@ from litestar.datastructures import State
 
 from api.app import Worker, session_of_path
 from api.callers import LONGEST_ID
-from api.errors import Forbidden
+from api.errors import Forbidden, SessionExists
 from api.ids import new_session_id
+from api.plain import check_plain
 from api.request import BadRequest
 from api.schemas import Finish, OpenSession, Reward, session_json, trajectory_json, turn_json
-from splice.samples import assemble
+from splice.samples import assemble, received
 from store.errors import SessionClosed, SessionMissing
 from store.views import SessionKey, SessionOpening
 
@@ -36,10 +38,11 @@ async def open_session(request: AnyRequest, state: State) -> Response[dict[str, 
     session_id = body.session_id or new_session_id()
     if len(session_id) > LONGEST_ID:
         raise BadRequest({"session_id": f"is longer than {LONGEST_ID} characters"})
-    if body.sampling_params:
-        pinned = {k: v for k, v in body.sampling_params.items() if k != "max_tokens"}
-        worker.engine.sampling(pinned)  # refuse by name now, not at the first turn
-    await worker.store.open_session(SessionKey(tenant, session_id), _opening(body))
+    _check_pinned(body.sampling_params or {}, worker)
+    opening = _opening(body)
+    view, made = await worker.store.open_session(SessionKey(tenant, session_id), opening)
+    if not made:
+        _check_same(opening, view.opening)
     reply = {
         "session_id": session_id,
         "base_url": f"{str(request.base_url).rstrip('/')}/sessions/{quote(session_id, safe='')}/v1",
@@ -52,12 +55,15 @@ async def open_session(request: AnyRequest, state: State) -> Response[dict[str, 
 async def list_sessions(request: AnyRequest, state: State) -> dict[str, Any]:
     """A page of the tenant's sessions, most recently used first."""
     worker: Worker = state.worker
-    page = await worker.store.sessions(
-        _tenant(request, worker),
-        run_id=request.query_params.get("run_id", ""),
-        limit=_limit(request.query_params.get("limit", "100")),
-        cursor=request.query_params.get("cursor", ""),
-    )
+    try:
+        page = await worker.store.sessions(
+            _tenant(request, worker),
+            run_id=request.query_params.get("run_id", ""),
+            limit=_limit(request.query_params.get("limit", "100")),
+            cursor=request.query_params.get("cursor", ""),
+        )
+    except ValueError:
+        raise BadRequest({"cursor": "is none that this listing gave"}) from None
     shown = [session_json(view, durability=worker.settings.durability) for view in page.sessions]
     return {"sessions": shown, "cursor": page.cursor or None}
 
@@ -84,15 +90,18 @@ async def list_turns(request: AnyRequest, state: State) -> Response[bytes]:
     """Every turn in commit order."""
     worker: Worker = state.worker
     forest = await worker.store.turns(_key(request, worker))
-    return await _json(lambda: {"turns": [turn_json(turn) for turn in forest.turns]})
+    delivered = forest.delivered
+    return await _json(lambda: {"turns": [turn_json(turn, delivered=delivered[turn.turn_id]) for turn in forest.turns]})
 
 
 @get("/sessions/{session:str}/turns/{turn:str}")
 async def show_turn(request: AnyRequest, state: State) -> Response[bytes]:
     """One turn."""
     worker: Worker = state.worker
-    turn = await worker.store.turn(_key(request, worker), request.path_params["turn"])
-    return await _json(lambda: turn_json(turn))
+    key, turn_id = _key(request, worker), request.path_params["turn"]
+    turn = await worker.store.turn(key, turn_id)
+    delivered = await worker.store.delivery(key, turn_id)
+    return await _json(lambda: turn_json(turn, delivered=delivered))
 
 
 @get("/sessions/{session:str}/trajectory")
@@ -102,7 +111,7 @@ async def trajectory(request: AnyRequest, state: State) -> Response[bytes]:
     forest = await worker.store.turns(_key(request, worker))
 
     def build() -> dict[str, Any]:
-        return trajectory_json(forest.session, list(assemble(forest.turns)))
+        return trajectory_json(forest.session, list(assemble(received(forest.turns, forest.delivered))))
 
     if "application/msgpack" in request.headers.get("accept", ""):
         packed = await asyncio.to_thread(lambda: msgspec.msgpack.encode(_plain(build())))
@@ -164,16 +173,37 @@ def _opening(body: OpenSession) -> SessionOpening:
     )
 
 
+def _check_pinned(sampling: dict[str, Any], worker: Worker) -> None:
+    """Refuse now, by name, what every turn of the session would be refused for."""
+    most = sampling.get("max_tokens")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 0):
+        raise BadRequest({"sampling_params.max_tokens": "must be a whole number of at least 0"})
+    worker.engine.sampling({name: value for name, value in sampling.items() if name != "max_tokens"})
+
+
+def _check_same(wanted: SessionOpening, held: SessionOpening) -> None:
+    """Opening a session again is harmless as long as it asks for nothing else."""
+    names = [f.name for f in fields(SessionOpening) if f.name != "unnamed"]
+    other = [name for name in names if getattr(wanted, name) and getattr(wanted, name) != getattr(held, name)]
+    if other:
+        raise SessionExists(f"the session was opened before with another {', '.join(other)}; what was set then stands")
+
+
 async def _body(request: AnyRequest, kind: type[Body]) -> Body:
     raw = await request.body()
     try:
-        return msgspec.json.decode(raw or b"{}", type=kind)
-    except msgspec.DecodeError as error:
+        body = msgspec.json.decode(raw or b"{}", type=kind)
+    except (msgspec.DecodeError, ValueError) as error:
         raise BadRequest({"body": str(error)}) from None
+    except RecursionError:
+        raise BadRequest({"body": "is nested too deeply"}) from None
+    for name in ("metadata", "sampling_params"):
+        check_plain(getattr(body, name, None), name)
+    return body
 
 
 def _limit(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _LARGEST_PAGE:
+    if not text.isdecimal() or len(text) > 4 or not 1 <= int(text) <= _LARGEST_PAGE:
         raise BadRequest({"limit": f"must be between 1 and {_LARGEST_PAGE}"})
     return int(text)
 

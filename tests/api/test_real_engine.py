@@ -268,4 +268,4 @@ sys.exit(main(["--bare", "--gguf", "any"]))
         stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 1
-    assert "tokensplice[real-engine]" in done.stderr
+    assert "pip install xllamacpp" in done.stderr

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 
-from api.demo.processes import Child
+from api.demo.processes import Child, free_port, module
 from store.embedded import EmbeddedRedis
 from tests.conftest import RedisServer
 from tests.e2e.stack import Stack
@@ -120,11 +123,8 @@ async def test_a_worker_serves_when_its_engine_comes_later(
     try:
         async with aiohttp.ClientSession() as client:
             await _until_answering(client, worker.url)
-            async with client.get(f"{worker.url}/readyz") as answer:
-                assert answer.status == 503
-                body = await answer.json()
-            assert body["checks"]["redis"]["ok"]
-            assert not body["checks"]["engine"]["ok"]
+            checks = await _checks_once_redis_is_seen(client, worker.url)
+            assert not checks["engine"]["ok"]
             early = Stack(client, engine, [worker], redis_server.url)
             refused = await early.chat([{"role": "user", "content": "Hello."}], session="early")
             assert (refused.status, refused.code) == (502, "engine_error")
@@ -136,6 +136,17 @@ async def test_a_worker_serves_when_its_engine_comes_later(
     finally:
         await worker.stop()
         await engine.stop()
+
+
+async def _checks_once_redis_is_seen(client: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    for _ in range(100):
+        async with client.get(f"{url}/readyz") as answer:
+            assert answer.status == 503
+            checks: dict[str, Any] = (await answer.json())["checks"]
+        if checks["redis"]["ok"]:
+            return checks
+        await asyncio.sleep(0.1)
+    raise AssertionError("Redis was not seen")
 
 
 async def _until_answering(client: aiohttp.ClientSession, url: str) -> None:
@@ -171,3 +182,60 @@ async def test_a_worker_process_is_built_within_two_cpu_seconds(qwen3: Path, red
     output, _ = await process.communicate()
     assert process.returncode == 0
     assert float(output) < 4.0
+
+
+async def test_a_stopped_server_stops_its_own_redis(
+    start_engine: Callable[..., Child], qwen3: Path, tmp_path: Path
+) -> None:
+    server = Child(
+        "server",
+        module(
+            "api", "serve", "--port", str(port := free_port()), "--tokenizer", str(qwen3),
+            "--embedded-redis", str(tmp_path / "data"), "--engine-url", "http://127.0.0.1:9",
+        ),
+        url=f"http://127.0.0.1:{port}", ready_path="/healthz", log=tmp_path / "log",
+    )  # fmt: skip
+    await server.start()
+    async with aiohttp.ClientSession() as client:
+        await server.ready(client, 60)
+    redis = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path / "data") in " ".join(p.info["cmdline"] or ())]
+    redis = [p for p in redis if "redis" in p.name() or "valkey" in p.name()]
+    assert len(redis) == 1
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGTERM)
+    gone, alive = await asyncio.to_thread(psutil.wait_procs, redis, 15)
+    assert (len(gone), alive) == (1, [])
+    await server.stop()
+
+
+async def test_a_port_in_use_is_said_so(stack: Stack, qwen3: Path) -> None:
+    port = stack.workers[0].url.rpartition(":")[2]
+    status, said = await _serve("--port", port, "--tokenizer", str(qwen3), "--redis-url", stack.redis_url)
+    assert status == 2
+    assert f"port {port}" in said
+    assert "--port" in said
+
+
+async def test_a_worker_whose_engine_turns_out_to_be_another_serves_no_turn(
+    start_engine: Callable[..., Child], start_worker: Callable[..., Child], redis_server: RedisServer, smollm2: Path
+) -> None:
+    engine = start_engine("--tokenizer", str(smollm2))
+    worker = start_worker(redis_server.url, engine.url)
+    await worker.start()
+    try:
+        async with aiohttp.ClientSession() as client:
+            await _until_answering(client, worker.url)
+            await engine.start()
+            await engine.ready(client, 60)
+            other = Stack(client, engine, [worker], redis_server.url)
+            for _ in range(100):
+                refused = await other.chat([{"role": "user", "content": "Hello."}], session="other-engine")
+                assert refused.status in {502, 503}
+                if refused.status == 503:
+                    break
+                await asyncio.sleep(0.2)
+        assert refused.code == "not_ready"
+        assert "differs from the engine's" in refused.body["error"]["message"]
+    finally:
+        await worker.stop()
+        await engine.stop()
