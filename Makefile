@@ -8,7 +8,7 @@ DURABILITY ?= sync
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench soak format lock clean
+.PHONY: help setup demo test check bench templates soak format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ bench: setup ## worker CPU a turn and Redis bytes a token against context
 
 soak: setup ## ten minutes of rollouts while workers, Redis and connections die; DURABILITY=memory, aof or sync
 	$(BIN)/python -m tests.faults.soak --durability $(DURABILITY)
+
+templates: setup ## write the tables in docs/templates.md anew; TEMPLATES=folder adds templates of your own
+	TOKENSPLICE_TEMPLATES=$(TEMPLATES) $(BIN)/python -m tests.splice.template_table docs/templates.md
 
 format: setup ## format the sources
 	$(BIN)/ruff format .

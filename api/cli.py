@@ -108,7 +108,7 @@ def template() -> None:
 
 @template.command("check")
 @click.argument("source", metavar="PATH_OR_MODEL")
-@click.option("--tokenizer", help="Whose ids to use for a bare .jinja file [a Qwen3 one].")
+@click.option("--tokenizer", help="Whose ids to use for a bare .jinja file [a stand-in's].")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def template_check(source: str, tokenizer: str | None, *, as_json: bool) -> None:
     """Report what can be spliced with a chat template; exit 1 when it cannot be."""
@@ -138,7 +138,7 @@ def bench(**options: bool) -> None:
 @main.command()
 @_settings_options
 def doctor(**flags: str | None) -> None:
-    """Check Redis, engine, tokenizer and template; exit 1 on a fault."""
+    """Check Redis, engine, tokenizer and template with the settings that `serve` takes; exit 1 on a fault."""
     from api.doctor import examine
 
     try:

@@ -6,7 +6,9 @@ imported here. Everything is compiled once and may be used from any thread.
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -14,8 +16,10 @@ from typing import Any, Self
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
 
+from api.preparation import AddedToken as ManifestToken
 from api.preparation import Manifest, load_manifest
 from api.sandbox import CompiledTemplate
+from splice.errors import TemplateRejected
 from splice.renderer import TokenFlags
 from splice.types import IdArray, id_array
 
@@ -34,6 +38,7 @@ class ModelRenderer:
         plain = _without_added_tokens(tokenizer)
         self._live = _Encoder(tokenizer, lambda: _with_anchor(Tokenizer.from_str(tokenizer.to_str())))
         self._plain = _Encoder(plain, lambda: _with_anchor(_without_added_tokens(tokenizer)))
+        self._tokenizer = tokenizer
         self._compiled = CompiledTemplate(template)
         self._special_tokens = dict(manifest.special_tokens)
         self._control = {text: token.id for text, token in manifest.added_tokens.items()}
@@ -44,6 +49,7 @@ class ModelRenderer:
         self._eos_ids = frozenset(manifest.eos_ids)
         self._vocab_size = manifest.vocab_size
         self._identity = identity
+        self._seconds_left: float | None = None
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -55,10 +61,36 @@ class ModelRenderer:
     @classmethod
     def from_template_file(cls, template: Path, directory: Path) -> Self:
         """A bare template file with a prepared directory's tokenizer: enough to check what can be spliced."""
-        manifest = load_manifest(directory)
-        text = template.read_bytes().decode()
-        identity = hashlib.sha256(f"{manifest.identity}\0{text}".encode()).hexdigest()
-        return cls(_read_tokenizer(directory), text, manifest, identity)
+        return cls.load(directory).with_template(template.read_bytes().decode())
+
+    def with_template(self, text: str) -> Self:
+        """The same tokenizer with another template."""
+        identity = hashlib.sha256(f"{self._identity}\0{text}".encode()).hexdigest()
+        return self._with(_compiled=CompiledTemplate(text), _identity=identity)
+
+    def with_markers(
+        self, template: str, markers: Sequence[str], *, special: Mapping[str, str], stops: Sequence[str]
+    ) -> Self:
+        """Another template, whose markers are added tokens of the same vocabulary; these of them end a generation."""
+        tokenizer = _without_added_tokens(self._tokenizer)  # shares the vocabulary, which is what costs
+        tokenizer.add_tokens([token for _, token in sorted(self._tokenizer.get_added_tokens_decoder().items())])
+        tokenizer.add_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers])
+        added = {
+            token.content: ManifestToken(
+                number, token.special, token.lstrip, token.rstrip, token.normalized, token.single_word
+            )
+            for number, token in tokenizer.get_added_tokens_decoder().items()
+        }
+        ends = tuple(added[stop].id for stop in stops if stop in added)
+        size = max(token.id for token in added.values()) + 1
+        manifest = Manifest(1, self._identity, dict(special), ends, added, size, None)
+        identity = hashlib.sha256(f"{self._identity}\0{template}\0{list(stops)}".encode()).hexdigest()
+        return type(self)(tokenizer, template, manifest, identity)
+
+    def _with(self, **changes: Any) -> Self:
+        twin = copy.copy(self)
+        vars(twin).update(changes)
+        return twin
 
     @property
     def identity(self) -> str:
@@ -109,7 +141,19 @@ class ModelRenderer:
             "add_generation_prompt": add_generation_prompt,
         }
         seconds = _SECONDS + _SECONDS_PER_MESSAGE * len(messages)
-        return self._compiled.render(variables, clock=clock, seconds=seconds)
+        if self._seconds_left is None:
+            return self._compiled.render(variables, clock=clock, seconds=seconds)
+        if self._seconds_left <= 0:
+            raise TemplateRejected("trying it out took too long", runaway=True)
+        started = time.thread_time()
+        try:
+            return self._compiled.render(variables, clock=clock, seconds=min(seconds, self._seconds_left))
+        finally:
+            self._seconds_left -= time.thread_time() - started
+
+    def bounded(self, seconds: float) -> Self:
+        """The same renderer for one thread's trials, which may together take so much CPU time."""
+        return self._with(_seconds_left=seconds)
 
     def encode(self, text: str, *, continues: bool = False) -> IdArray:
         """Ids of `text`, added tokens recognised."""
@@ -146,7 +190,13 @@ class _Encoder:
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> IdArray:
-    return id_array(np.array(tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32))
+    """As a batch of one, which lets other threads run meanwhile: `encode` holds the interpreter's lock throughout.
+
+    Half a surrogate pair, which JSON in a call's arguments can spell, is no character: it becomes a question mark.
+    """
+    whole = text if text.isascii() else text.encode(errors="replace").decode()
+    (encoding,) = tokenizer.encode_batch_fast([whole], add_special_tokens=False)
+    return id_array(np.array(encoding.ids, dtype=np.uint32))
 
 
 def _read_tokenizer(directory: Path) -> Tokenizer:

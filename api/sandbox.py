@@ -2,17 +2,15 @@
 
 A template is code from the internet. It is compiled and run in the environment that transformers would give it
 (filters, globals, extensions and white-space rules alike, proved by test), except that what can run or grow
-without end is counted: every loop step and every call costs a tick, every ticking checks the thread's CPU time,
-and no string or list may grow past a cap. Whatever a template raises comes out as `TemplateRejected`.
+without end is counted (`sandbox_budget`): every loop step and every call costs a tick, every ticking checks the
+thread's CPU time, and no text or list may grow past a cap. Whatever a template raises comes out as
+`TemplateRejected`.
 """
 
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,44 +18,16 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 
+from api.sandbox_budget import Budget, TooMuch, bounded, budget
+from api.sandbox_checks import BINARY_CHECKS, FILTER_CHECKS, METHOD_CHECKS
 from splice.errors import TemplateRejected
 
-MAX_TEMPLATE_CHARS = 2_000_000
-MAX_OUTPUT_CHARS = 64_000_000
-_MAX_WIDTH = 100_000  # padding, indent, repetition of lists: no template has use for more
-_MAX_BITS = 100_000  # of an integer
-_TICKS_PER_LOOK = 64
-_WIDE_FORMAT = re.compile(r"[0-9]{6}")
-
-
-class TooMuch(jinja2.TemplateRuntimeError):
-    """The template ran too long or wrote too much."""
-
-
-class _Budget:
-    """What one rendering may still spend. CPU time of the thread, so that a busy machine changes nothing."""
-
-    __slots__ = ("deadline", "ticks")
-
-    def __init__(self, seconds: float) -> None:
-        self.deadline = time.thread_time() + seconds
-        self.ticks = 0
-
-    def tick(self) -> None:
-        self.ticks += 1
-        if self.ticks % _TICKS_PER_LOOK == 0 and time.thread_time() > self.deadline:
-            raise TooMuch("it ran for too long")
-
-
-_budget: ContextVar[_Budget | None] = ContextVar("template_budget", default=None)
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_OUTPUT_CHARS:
-        raise TooMuch("it wrote too much")
+MAX_TEMPLATE_CHARS = 300_000  # twenty times the longest known; Python takes seconds to compile so much
+_COMPILE_SECONDS = 10.0
 
 
 class _Counted:
@@ -69,10 +39,9 @@ class _Counted:
         self._iterable = iterable
 
     def __iter__(self) -> Iterator[Any]:
-        budget = _budget.get()
+        tick = budget().tick
         for item in self._iterable:
-            if budget is not None:
-                budget.tick()
+            tick()
             yield item
 
     def __len__(self) -> int:
@@ -82,24 +51,27 @@ class _Counted:
 def _joined(parts: Iterable[Any]) -> str:
     """What Jinja's `~` does, and its own joining of output, with a cap."""
     texts = [str(part) for part in parts]
-    _check_size(sum(map(len, texts)))
+    budget().spend(sum(map(len, texts)))
     return "".join(texts)
 
 
-def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter, refusing widths that only serve to fill the memory."""
+def _built(value: Any) -> Any:
+    """A list, tuple or dictionary that the template made, weighed."""
+    budget().allow(budget().weigh(value))
+    return value
 
-    def narrowed(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments((*args[1:], *kwargs.values()))
+
+def _checked(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """The filter behind a check of its arguments."""
+    # Jinja marks filters that take its own context as their first argument.
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args[first:], **kwargs)
         return function(*args, **kwargs)
 
-    narrowed.__dict__.update(function.__dict__)  # Jinja marks filters that take the environment there
-    return narrowed
-
-
-def _check_arguments(arguments: Iterable[Any]) -> None:
-    if any(isinstance(argument, int) and argument > _MAX_WIDTH for argument in arguments):
-        raise TooMuch("it asked for an enormous width")
+    checked.__dict__.update(function.__dict__)
+    return checked
 
 
 def _tojson(
@@ -113,6 +85,16 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+def _listed_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter over a list, where a template gives an iterator that cannot be measured."""
+
+    def listed(context: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(context, list(value) if isinstance(value, Iterator) else value, *args, **kwargs)
+
+    listed.__dict__.update(function.__dict__)
+    return listed
+
+
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
@@ -120,12 +102,12 @@ def _raise_exception(message: str) -> None:
 class _Dict:
     """`dict` for templates: makes dictionaries and leads nowhere else."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        return dict(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _built(dict(*args, **kwargs))
 
     @staticmethod
-    def fromkeys(*args: Any) -> dict[Any, Any]:
-        return dict.fromkeys(*args)
+    def fromkeys(*args: Any) -> Any:
+        return _built(dict.fromkeys(*args))
 
 
 class _Namespace(jinja2.utils.Namespace):
@@ -141,6 +123,9 @@ class _Namespace(jinja2.utils.Namespace):
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_underscore(name)
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<Namespace>"  # what it holds has not been weighed
 
 
 def _refuse_underscore(name: Any) -> None:
@@ -170,10 +155,16 @@ class _BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-        for name in ("center", "indent", "batch", "slice", "wordwrap", "truncate", "format"):
-            self.filters[name] = _narrow(self.filters[name])
-        more: dict[str, Callable[..., Any]] = {"tojson": _narrow(_tojson), "_counted": _Counted, "_joined": _joined}
+        more: dict[str, Callable[..., Any]] = {
+            "tojson": _tojson,
+            "_counted": _Counted,
+            "_joined": _joined,
+            "_built": _built,
+        }
         self.filters |= more
+        for name, check in FILTER_CHECKS.items():
+            self.filters[name] = _checked(self.filters[name], check)
+        self.filters["join"] = _listed_first(self.filters["join"])
         self.globals |= {"raise_exception": _raise_exception, "dict": _Dict(), "namespace": _Namespace}
         del self.globals["lipsum"]  # random text, endless when asked
 
@@ -181,75 +172,54 @@ class _BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(jinja2.nodes.For)):
             loop.iter = jinja2.nodes.Filter(loop.iter, "_counted", [], [], None, None).set_lineno(loop.lineno)
-        return _BoundConcat().visit(tree)  # type: ignore[no-any-return]
+        return _Bounds().visit(tree)  # type: ignore[no-any-return]
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805, PYI063 - Jinja's names
-        budget = _budget.get()
-        if budget is not None:
-            budget.tick()
-        _check_call(__obj, args, kwargs)
-        return super().call(__context, __obj, *args, **kwargs)
+        budget().tick()
+        if isinstance(__obj, jinja2.runtime.Macro) and len(args) + len(kwargs) > len(__obj.arguments):
+            _built((args, kwargs))  # a macro finds what it did not name in lists of its own
+        # The sandbox hands out `format` wrapped.
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if not isinstance(owner, str):
+            return super().call(__context, __obj, *args, **kwargs)
+        given = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+        if (check := METHOD_CHECKS.get(getattr(__obj, "__name__", ""))) is not None:
+            check(owner, *given, **kwargs)
+        result = super().call(__context, __obj, *given, **kwargs)
+        budget().spend(len(owner) + 8 * len(result) if isinstance(result, list) else budget().weigh(result))
+        return result
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _BINARY_CHECKS[operator](left, right)
+        BINARY_CHECKS[operator](left, right)
         return super().call_binop(context, operator, left, right)
 
 
-class _BoundConcat(jinja2.visitor.NodeTransformer):
+class _Bounds(jinja2.visitor.NodeTransformer):
+    """Sends what builds texts, lists and dictionaries through the functions that count."""
+
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802 - Jinja names visitors so
         self.generic_visit(node)
-        parts = jinja2.nodes.List(node.nodes).set_lineno(node.lineno)
-        return jinja2.nodes.Filter(parts, "_joined", [], [], None, None).set_lineno(node.lineno)
+        return _filtered(jinja2.nodes.List(node.nodes, lineno=node.lineno), "_joined")
+
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if _constant(node.items) else _filtered(node, "_built")
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if node.ctx != "load" or _constant(node.items) else _filtered(node, "_built")
+
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802
+        self.generic_visit(node)
+        return node if _constant([pair.value for pair in node.items]) else _filtered(node, "_built")
 
 
-def _check_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    # The sandbox hands out `format` wrapped.
-    owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-    if not isinstance(owner, str):
-        return
-    _check_arguments((*args, *kwargs.values()))
-    name = getattr(function, "__name__", "")
-    if name == "replace" and len(args) >= 2:
-        _check_size(owner.count(str(args[0])) * len(str(args[1])) + len(owner))
-    elif name == "join" and args and isinstance(args[0], Sequence):
-        _check_size(len(args[0]) * len(owner) + sum(len(part) for part in args[0] if isinstance(part, str)))
-    elif name in {"format", "format_map"} and _WIDE_FORMAT.search(owner):
-        raise TooMuch("it asked for an enormous width")
+def _constant(items: Iterable[jinja2.nodes.Node]) -> bool:
+    return all(isinstance(item, jinja2.nodes.Const) for item in items)
 
 
-def _check_sum(left: Any, right: Any) -> None:
-    if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-        _check_size(len(left) + len(right))
-
-
-def _check_product(left: Any, right: Any) -> None:
-    for sequence, times in ((left, right), (right, left)):
-        if isinstance(sequence, str | list | tuple) and isinstance(times, int):
-            _check_size(len(sequence) * times)
-    _check_integers(left, right)
-
-
-def _check_integers(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
-        raise TooMuch("it made an enormous number")
-
-
-def _check_power(left: Any, right: Any) -> None:
-    if isinstance(left, int) and isinstance(right, int) and left.bit_length() * max(right, 0) > _MAX_BITS:
-        raise TooMuch("it made an enormous number")
-
-
-def _check_modulo(left: Any, _right: Any) -> None:
-    if isinstance(left, str) and _WIDE_FORMAT.search(left):
-        raise TooMuch("it asked for an enormous width")
-
-
-_BINARY_CHECKS: Mapping[str, Callable[[Any, Any], None]] = {
-    "+": _check_sum,
-    "*": _check_product,
-    "**": _check_power,
-    "%": _check_modulo,
-}
+def _filtered(node: jinja2.nodes.Expr, name: str) -> jinja2.nodes.Node:
+    return jinja2.nodes.Filter(node, name, [], [], None, None).set_lineno(node.lineno)
 
 
 class CompiledTemplate:
@@ -261,7 +231,9 @@ class CompiledTemplate:
             raise TemplateRejected(f"it has {len(text)} characters, more than a chat template can need")
         environment = _BoundedEnvironment()
         try:
-            self._template = environment.from_string(text)
+            # Compiling evaluates constant expressions.
+            with bounded(Budget(_COMPILE_SECONDS)):
+                self._template = environment.from_string(text)
         except Exception as error:
             raise TemplateRejected(_words(error)) from error
 
@@ -275,21 +247,19 @@ class CompiledTemplate:
             # UTC, so that every worker writes the same date for the same clock.
             return datetime.fromtimestamp(clock, UTC).strftime(format)
 
-        token = _budget.set(_Budget(seconds))
         try:
-            return self._collect({"strftime_now": strftime_now, **variables})
+            with bounded(Budget(seconds, list(variables.values()))):
+                return self._collect({"strftime_now": strftime_now, **variables})
         except Exception as error:
             # Foreign code may raise anything, and all of it means the same: these messages do not render.
             raise TemplateRejected(_words(error), runaway=isinstance(error, TooMuch)) from error
-        finally:
-            _budget.reset(token)
 
     def _collect(self, variables: Mapping[str, Any]) -> str:
         parts: list[str] = []
         size = 0
         for part in self._template.generate(variables):
             size += len(part)
-            _check_size(size)
+            budget().allow(size)
             parts.append(part)
         return "".join(parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from splice.types import IdArray
 
@@ -60,6 +60,12 @@ class Renderer(Protocol):
         """Render through the template, as transformers would. `messages` are in the template's own shape.
 
         `clock` is what `strftime_now` tells. Raises TemplateRejected with the template's own words.
+        """
+
+    def bounded(self, seconds: float) -> Self:
+        """The same renderer, whose renderings may together take so much CPU time.
+
+        Past it they raise TemplateRejected, `runaway`.
         """
 
     def encode(self, text: str, *, continues: bool = False) -> IdArray:

@@ -1,4 +1,4 @@
-"""From a forest of turns to training rows, in one linear pass.
+"""From a forest of turns to training rows, in one linear pass: which turns count, and how they are laid out.
 
 A sample is one root-to-leaf lineage. A turn shared by several lineages trains in the first of them, in
 commit order of the leaves; elsewhere its ids are context (mask 0, log prob 0.0), so that a prefix never
@@ -7,7 +7,7 @@ trains twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,19 @@ class Sample:
     weight_versions: tuple[WeightSpan, ...]
     turns: tuple[SampleTurn, ...]
     messages: tuple[Message, ...]
+
+
+def received(turns: Sequence[Turn], delivered: Mapping[str, bool | None]) -> list[Turn]:
+    """The turns that a client acted on, or may have: what samples are made of.
+
+    delivered: by turn id; True where it is missing. Who goes on from a turn has received it. One that its client was
+    seen not to receive is left out; so is one of which nobody knows, where the client has another answer to the same
+    request.
+    """
+    parents = {turn.parent_id for turn in turns}
+    states = {t.turn_id: t.turn_id in parents or delivered.get(t.turn_id, True) for t in turns}
+    answered = {t.request_hash for t in turns if states[t.turn_id]}
+    return [t for t in turns if states[t.turn_id] or (states[t.turn_id] is None and t.request_hash not in answered)]
 
 
 def assemble(turns: Sequence[Turn]) -> Iterator[Sample]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from splice.calls import answered_calls
+from splice.reasoning import ThinkMarkers, split_reasoning
 from splice.types import Message, ToolCall
 
 Fields = dict[str, Any]  # one message as the template sees it
@@ -24,7 +25,7 @@ class Shape(msgspec.Struct, frozen=True):
     """How the template wants what has no single form.
 
     `first_developer` and `late_developer` are the roles under which a developer message is written at the
-    head of the conversation and further on. `think` are the markers around reasoning, ("", "") where the
+    head of the conversation and further on. `think` are the markers around reasoning, empty where the
     template knows none; `reasoning_field` tells whether it reads reasoning from a field of its own.
     """
 
@@ -34,7 +35,7 @@ class Shape(msgspec.Struct, frozen=True):
     parts: bool = False  # content as a list of parts, for templates that walk over it
     first_developer: Literal["developer", "system"] = "developer"
     late_developer: Literal["developer", "system"] = "developer"
-    think: tuple[str, str] = ("", "")
+    think: ThinkMarkers = ThinkMarkers()
     reasoning_field: bool = False
 
 
@@ -100,7 +101,9 @@ def _tool(message: Message, call_id: str, called: str) -> Fields:
 
 
 def _assistant(message: Message, shape: Shape, ids: Sequence[str]) -> Fields:
-    reasoning, content = split_reasoning(message, shape)
+    # Before control tokens are made text: where the template knows no such markers, they are ordinary text.
+    parted = split_reasoning(message, shape.think)
+    reasoning, content = parted.reasoning, parted.content
     fields: Fields = {"role": "assistant", "content": content}
     if message.tool_calls and not content and shape.silent != "empty":
         fields["content"] = None
@@ -124,22 +127,6 @@ def _mapping(arguments: str) -> Mapping[str, Any] | str:
     """The arguments as an object, its keys in their order; what is no JSON object stays text."""
     try:
         value = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
-
-
-def split_reasoning(message: Message, shape: Shape) -> tuple[str, str]:
-    """An assistant message's reasoning and the rest of its text.
-
-    Reasoning inside the text is split off before control tokens are made text there. Where the template knows
-    nothing of such markers, they are ordinary text and stay.
-    """
-    opening, closing = shape.think
-    text = message.content
-    if message.reasoning or not closing or closing not in text:
-        return message.reasoning, text
-    head, _, rest = text.partition(closing)
-    if head.strip().startswith(opening):
-        return head.strip().removeprefix(opening).strip("\n"), rest.lstrip("\n")
-    return "", text

@@ -9,25 +9,18 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import zipfile
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer
-
 from api.assets import qwen3_directory
 from api.cache import default_cache_dir, made_once
-from api.preparation import AddedToken as ManifestToken
-from api.preparation import Manifest, prepare_model
-from api.rendering import ModelRenderer, _without_added_tokens
+from api.preparation import prepare_model
+from api.rendering import ModelRenderer
+from api.template import stand_in
 from api.wheels import _client, _run
 
 _TRL = "trl==1.16.0"
 _BAR = "\uff5c"  # DeepSeek's wide bar
-_MARKER = re.compile(
-    rf"<\|?/?[A-Za-z_|][^<>\s'\"{{}}=$]{{0,40}}>|<{_BAR}[^{_BAR}<>]{{1,40}}{_BAR}>|</{_BAR}[^<>]{{1,40}}>"
-    r"|\[/?[A-Z_]{3,}\]|\[e~\[|\]~b\]|\]~!b\[|〈\|EOS\|〉"
-)
 # What the models' generation configs would name, by their spelling.
 _STOPS = (
     "<end_of_utterance>",
@@ -56,12 +49,34 @@ _STOPS = (
     "〈|EOS|〉",
 )
 _GLM_STOPS = ("<|user|>", "<|observation|>", "<|endoftext|>")
+# A generation that ends with one of these has opened the next message with it.
+OPENING_STOPS = ("<|user|>", "<|observation|>", "<|tool_response>")
 
 
 def chat_templates() -> dict[str, str]:
-    """Every template's text by its file's stem."""
+    """Every template's text by its file's stem: those of the named folder, else TRL's."""
+    return folder_templates() or trl_templates()
+
+
+def folder_templates() -> dict[str, str]:
+    """The templates in the folder that TOKENSPLICE_TEMPLATES names."""
     folder = os.environ.get("TOKENSPLICE_TEMPLATES")
-    files = sorted((Path(folder) if folder else _from_trl()).glob("*.jinja"))
+    return _read(Path(folder)) if folder else {}
+
+
+@functools.cache
+def trl_templates() -> dict[str, str]:
+    """The templates in TRL's wheel."""
+    return _read(_from_trl())
+
+
+def trl_template_file(stem: str) -> Path:
+    """One of the wheel's templates as a file."""
+    return _from_trl() / f"{stem}.jinja"
+
+
+def _read(folder: Path) -> dict[str, str]:
+    files = sorted(folder.glob("*.jinja"))
     return {file.stem: file.read_text() for file in files if not file.stem.endswith("_training")}
 
 
@@ -77,35 +92,9 @@ def qwen3_renderer() -> ModelRenderer:
     return ModelRenderer.load(qwen3_prepared())
 
 
-@functools.cache
-def _base_tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(qwen3_prepared() / "tokenizer.json"))
-
-
 def renderer_for(template: str, *, stops: tuple[str, ...] = ()) -> ModelRenderer:
     """A model for this template alone. stops: more tokens that end its generations."""
-    base = _base_tokenizer()
-    tokenizer = _without_added_tokens(base)  # shares the vocabulary: sixty of these cost little
-    tokenizer.add_tokens([token for _, token in sorted(base.get_added_tokens_decoder().items())])
-    markers = sorted({*_MARKER.findall(template), "<BOS>", "<EOS>", *stops})
-    tokenizer.add_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers])
-    added = {
-        token.content: ManifestToken(
-            number, token.special, token.lstrip, token.rstrip, token.normalized, token.single_word
-        )
-        for number, token in tokenizer.get_added_tokens_decoder().items()
-    }
-    ends = [stop for stop in stop_tokens(template) + list(stops) if stop in added]
-    manifest = Manifest(
-        format_version=1,
-        identity="test",
-        special_tokens={"bos_token": "<BOS>", "eos_token": "<EOS>"},
-        eos_ids=tuple(added[stop].id for stop in ends),
-        added_tokens=added,
-        vocab_size=max(token.id for token in added.values()) + 1,
-        model_max_length=None,
-    )
-    return ModelRenderer(tokenizer, template, manifest, "test")
+    return stand_in(template, qwen3_renderer(), stops=(*stop_tokens(template), *stops))
 
 
 def stop_tokens(template: str) -> list[str]:

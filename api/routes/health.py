@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from litestar import Response, get
 from litestar.datastructures import State
 
@@ -26,6 +27,7 @@ def readyz(state: State) -> Response[dict[str, Any]]:
         "ready": readiness.ready,
         "draining": readiness.draining,
         "durability": worker.settings.durability,
+        "template": msgspec.to_builtins(readiness.template),
         "checks": {name: {"ok": c.ok, "detail": c.detail} for name, c in readiness.checks.items()},
     }
     return Response(body, status_code=200 if readiness.ready else 503)

@@ -52,6 +52,10 @@ class Stage:
         self.lexicon = lexicon
         self._mask_content = mask_content
 
+    def bounded(self, seconds: float) -> Stage:
+        """The same stage, whose renderings may together take so much CPU time."""
+        return Stage(self.renderer.bounded(seconds), self.lexicon, mask_content=self._mask_content)
+
     def render(self, messages: Sequence[Message], setting: Setting) -> tuple[str, Mask]:
         """The dialogue's text and what its placeholders mean. Raises TemplateRejected."""
         fields = template_messages(messages, setting.shape, first_call=setting.first_call)
@@ -101,8 +105,14 @@ def sentinel_turn(calls: Sequence[ToolCall], anchor: Anchor, salt: str = "") -> 
 
 def after_sentinel(text: str, salt: str = "") -> str | None:
     """What stands after the last sentinel; some templates render only the first of several calls."""
+    span = sentinel_span(text, salt)
+    return None if span is None else text[span[1] :]
+
+
+def sentinel_span(text: str, salt: str = "") -> tuple[int, int] | None:
+    """Where the last sentinel stands."""
     marks = list(re.finditer(rf"{_SENTINEL}{salt}\d+z", text))
-    return text[marks[-1].end() :] if marks else None
+    return marks[-1].span() if marks else None
 
 
 def salt_for(messages: Sequence[Message]) -> str:

@@ -15,6 +15,7 @@ import msgspec
 
 from splice.boundary.dialogue import ARGUMENT, Anchor, Rejected, Setting, Stage, common_start, sentinel_turn, unsung
 from splice.boundary.thinking import Thinking, probe_thinking
+from splice.reasoning import ThinkMarkers
 from splice.shapes import Shape
 from splice.types import Message, ToolCall
 
@@ -92,7 +93,7 @@ APPENDED: Mapping[str, tuple[Message, ...]] = {
     "developer": (DEVELOPER, OTHER_USER),
     "assistant": (OTHER_USER, SAID, Message("user", "zqUserC")),
 }
-_CALLS_FOR: Mapping[str, tuple[ToolCall, ...]] = {"tool": _CALLS[:1], "tools": _CALLS}
+CALLS_FOR: Mapping[str, tuple[ToolCall, ...]] = {"tool": _CALLS[:1], "tools": _CALLS}
 
 
 def probe(stage: Stage, kwargs: Mapping[str, Any]) -> Profile:
@@ -159,7 +160,7 @@ class _Probe:
         self._setting = msgspec.structs.replace(self._setting, tools=original.tools)
         self._change_shape(**self._developer_roles())
         thinking = probe_thinking(self._stage, self._setting, "")
-        self._change_shape(think=(thinking.opening, thinking.closing), reasoning_field=thinking.field)
+        self._change_shape(think=ThinkMarkers(thinking.opening, thinking.closing), reasoning_field=thinking.field)
 
     def _change_shape(self, **changes: Any) -> None:
         shape = msgspec.structs.replace(self._setting.shape, **changes)
@@ -278,7 +279,7 @@ class _Probe:
         """Where nothing ends a turn, the control tokens that open the next one end it."""
         firsts = set()
         for kind, appended in APPENDED.items():
-            calls = _CALLS_FOR.get(kind, ())
+            calls = CALLS_FOR.get(kind, ())
             ending = called if calls else said
             zone = _before(self._tail(calls, appended), appended[0])
             firsts |= set(self._controls(zone.removeprefix(ending.closing).removeprefix(ending.terminator))[:1])
@@ -301,7 +302,7 @@ class _Probe:
     def _tools_read(self) -> Literal["unread", "present", "full"]:
         present = bool(self._setting.tools)
         for kind, appended in APPENDED.items():
-            dialogue = self._after(_CALLS_FOR.get(kind, ()), appended)
+            dialogue = self._after(CALLS_FOR.get(kind, ()), appended)
             none, stub, other = (
                 self._stage.tail(dialogue, msgspec.structs.replace(self._setting, tools=tools))
                 for tools in ((), (STUB,), (OTHER_STUB,))
@@ -317,7 +318,7 @@ class _Probe:
         cycle = [USER, called, Message("tool", "zqEarlier", tool_call_id="zqCallNr0")]
         histories = [[USER], [SYSTEM, USER], [USER, SAID, USER], cycle, [*cycle, SAID, USER], [SYSTEM, *cycle]]
         for kind, appended in APPENDED.items():
-            turn = self._after(_CALLS_FOR.get(kind, ()), appended)[1:]
+            turn = self._after(CALLS_FOR.get(kind, ()), appended)[1:]
             tails = [self._stage.tail([*history, *turn], self._setting) for history in histories]
             if len({tail for tail in tails if not isinstance(tail, Rejected)}) > 1:
                 return True
@@ -328,7 +329,7 @@ class _Probe:
     def _refusals(self, called: Ending) -> Mapping[str, str]:
         refusals = {}
         for kind, appended in APPENDED.items():
-            calls = _CALLS_FOR.get(kind, ())
+            calls = CALLS_FOR.get(kind, ())
             refusal = unsung(self._stage, self._after(calls, appended), len(appended), self._setting)
             if not refusal and calls and not (called.terminator or called.closing or self._anchor == "content"):
                 refusal = "where a turn that calls tools ends cannot be told"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -29,21 +30,26 @@ class TemplateReport(msgspec.Struct, frozen=True):
     """
 
     spliceable: bool
-    terminator: str
-    tool_terminator: str
-    glue: str
-    generation_prompt: str
-    generation_prompt_after_tools: str
-    stop_tokens: tuple[str, ...]
-    appendable: dict[str, bool]
-    rewrites: tuple[str, ...]
-    refusals: tuple[str, ...]
-    thinking: str
-    thinking_markers: tuple[str, str]
-    generation_only_kwargs: tuple[str, ...]
-    tools_in_fragment: str
-    outline_needed: bool
-    call_arguments: str
+    terminator: str = ""
+    tool_terminator: str = ""
+    glue: str = ""
+    generation_prompt: str = ""
+    generation_prompt_after_tools: str = ""
+    stop_tokens: tuple[str, ...] = ()
+    appendable: dict[str, bool] = msgspec.field(default_factory=lambda: dict.fromkeys(APPENDED, False))
+    rewrites: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    thinking: str = "unset"
+    thinking_markers: tuple[str, str] = ("", "")
+    generation_only_kwargs: tuple[str, ...] = ()
+    tools_in_fragment: str = ""
+    outline_needed: bool = False
+    call_arguments: str = ""
+
+
+def unspliceable(words: str) -> TemplateReport:
+    """The report on a template that refuses everything, in its own words."""
+    return TemplateReport(spliceable=False, refusals=(f"everything: the template refuses: {words}",))
 
 
 def report(stage: Stage, profile: Profile) -> TemplateReport:
@@ -95,6 +101,7 @@ def changes_only_the_prompt(stage: Stage, profile: Profile, kwargs: Mapping[str,
     return with_it == without
 
 
+@lru_cache(maxsize=1024)
 def mentions(template: str, name: str) -> bool:
     """Whether the template can read a keyword of this name."""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None

@@ -10,26 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from splice.boundary.dialogue import Setting, Stage, after_sentinel, marked, outline, salt_for, sentinel_turn, unsung
+from splice.boundary.memory import Remembered
 from splice.boundary.profile import STUB, USER, Ending, Profile, probe
-from splice.boundary.report import TemplateReport, changes_only_the_prompt, mentions, report
+from splice.boundary.proof import Proof, proofs
+from splice.boundary.report import TemplateReport, changes_only_the_prompt, mentions, report, unspliceable
 from splice.content import Lexicon, Mask
 from splice.errors import TemplateRejected
 from splice.renderer import Renderer
-from splice.types import IdArray, Lineage, Message, Rendering, id_array
+from splice.types import Finish, Head, IdArray, Lineage, Message, Rendering, id_array
 
-_REMEMBERED = 128  # sets of kwargs whose profile is kept
+_PROBING_S = 5.0  # CPU time that learning one thing about a template may take
+_TELLING = 5  # letters of a word that is not there by chance
 _LOOK_BACK = 48  # ids before a generation in which its prompt's end is looked for
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +82,34 @@ class Splicer:
         self._lexicon = Lexicon(renderer)
         self._names = {number: text for text, number in self._lexicon.ids.items()}
         self._stage = Stage(renderer, self._lexicon, mask_content=control_tokens == "text")
-        self._profiles: _Remembered[Profile] = _Remembered()
-        self._signatures: _Remembered[Mapping[str, Any]] = _Remembered()
-        self._sequences: _Remembered[str] = _Remembered()
+        self._profiles: Remembered[Profile] = Remembered()
+        self._signatures: Remembered[Mapping[str, Any]] = Remembered()
+        self._sequences: Remembered[str] = Remembered()
         self._report: TemplateReport | None = None
 
     @property
     def report(self) -> TemplateReport:
         """What this template allows, under its default kwargs."""
         if self._report is None:
-            self._report = report(self._stage, self._profile({}))
+            try:
+                self._report = report(self._stage.bounded(_PROBING_S), self._profile({}))
+            except TemplateRejected as rejected:
+                self._report = unspliceable(rejected.words)
         return self._report
+
+    def proofs(self) -> Iterator[Proof]:
+        """Short conversations, rendered whole and spliced, to be compared. Raises TemplateRejected."""
+        profile = self._profile({})
+        rendering = Rendering(() if profile.tools == "unread" else (STUB,))
+
+        def fragment(
+            before: IdArray, reply: Message, new: Sequence[Message], earlier: Sequence[Message]
+        ) -> IdArray | None:
+            lineage = Lineage(Head("", "", 0.0, Finish("stop"), 1), before)
+            prompt = self.after(lineage, reply, new, rendering, earlier=earlier)
+            return prompt.ids if isinstance(prompt, Prompt) else None
+
+        yield from proofs(self._stage.bounded(_PROBING_S), profile, fragment)
 
     def whole(self, messages: Sequence[Message], rendering: Rendering, clock: float) -> Prompt:
         """The conversation rendered from its start. Raises TemplateRejected."""
@@ -118,22 +134,10 @@ class Splicer:
         request's messages before it; of these only roles, calls and system texts are ever looked at, and only
         where the template makes the fragment depend on them.
         """
-        profile = self._profile(rendering.kwargs)
-        if profile.outline and not earlier:
-            return Refusal("the template writes this otherwise after another history, and none was given")
-        scene = self._scene(profile, reply, new_messages, rendering, lineage.head.clock, earlier)
-        if refusal := self._unsung(scene, profile, rendering):
-            return Refusal(refusal)
         try:
-            text, mask = self._stage.render([*scene.before, scene.turn, *new_messages], scene.setting)
+            return self._after(lineage, reply, new_messages, rendering, earlier)
         except TemplateRejected as rejected:
             return Refusal(f"the template refuses: {rejected.words}")
-        tail = after_sentinel(text, scene.salt)
-        if tail is None:
-            return Refusal("the template leaves out the assistant's turn")
-        if missing := _missing(tail, mask, new_messages):
-            return Refusal(f"the template leaves out or moves a {missing.role} message")
-        return self._appended(profile, lineage, reply, new_messages, tail, mask)
 
     def signature(self, rendering: Rendering) -> str:
         """Equal exactly when a conversation's head renders equally: template, tokenizer, tools and kwargs."""
@@ -142,6 +146,32 @@ class Splicer:
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     # -- the fragment
+
+    def _after(
+        self,
+        lineage: Lineage,
+        reply: Message,
+        new_messages: Sequence[Message],
+        rendering: Rendering,
+        earlier: Sequence[Message],
+    ) -> Prompt | Refusal:
+        profile = self._profile(rendering.kwargs)
+        if profile.outline and not earlier:
+            return Refusal("the template writes this otherwise after another history, and none was given")
+        scene = self._scene(profile, reply, new_messages, rendering, lineage.head.clock, earlier)
+        if not profile.outline and (refusal := self._unsung(scene, profile, rendering)):
+            return Refusal(refusal)
+        text, mask = self._stage.render([*scene.before, scene.turn, *new_messages], scene.setting)
+        tail = after_sentinel(text, scene.salt)
+        # A proof that no other turn can use costs as much as the fragment: where the texts tell, it is spared.
+        evident = not profile.outline or _evident(tail or "", mask, new_messages)
+        if not evident and (refusal := self._unsung(scene, profile, rendering)):
+            return Refusal(refusal)
+        if tail is None:
+            return Refusal("the template leaves out the assistant's turn")
+        if missing := _missing(tail, mask, new_messages):
+            return Refusal(f"the template leaves out or moves a {missing.role} message")
+        return self._appended(profile, lineage, reply, new_messages, tail, mask)
 
     def _scene(
         self,
@@ -166,7 +196,8 @@ class Splicer:
 
         def compute() -> str:
             turn = sentinel_turn(scene.turn.tool_calls, profile.call_anchor)
-            return unsung(self._stage, [*scene.before, turn, *marked(scene.new)], len(scene.new), scene.setting)
+            stage = self._stage.bounded(_PROBING_S)
+            return unsung(stage, [*scene.before, turn, *marked(scene.new)], len(scene.new), scene.setting)
 
         if profile.outline:
             return compute()
@@ -192,8 +223,8 @@ class Splicer:
         written = self._written(zone, ending, profile, sampled, new_messages)
         notes = self._notes(zone, ending, profile, sampled, written)
         text = zone[written or 0 :]
-        if written is None and self._thinking_open(lineage, profile):
-            text = profile.thinking.close + text
+        if written is None:
+            text = self._unfinished(lineage, ending, profile) + text
         ids = self._encode(text, mask, sampled.token)
         role = new_messages[-1].role if new_messages else "assistant"
         return Prompt(ids, _generation_prompt(tail, role, profile), lineage.head.clock, notes)
@@ -208,16 +239,27 @@ class Splicer:
     ) -> int | None:
         """How much of the zone the model has written itself; None where it was cut before the turn's end."""
         token, terminator = sampled.token, ending.terminator
-        if token and token in [match[0] for match in self._lexicon.tokens(terminator)]:
-            return terminator.index(token) + len(token)
+        glue = zone[: _first_text(zone, new_messages)]
+        slot = self._slot(terminator, glue, profile)
+        if token and token in [match[0] for match in self._lexicon.tokens(zone[:slot])]:
+            return zone.index(token) + len(token)
         if token and self._ends(sampled, profile):
-            glue = zone[: _first_text(zone, new_messages)]
             if token in glue:
                 return glue.index(token) + len(token)
-            return 0 if ending.opens else len(terminator)
+            return 0 if ending.opens else slot
         if not token and terminator and not any(self._lexicon.tokens(terminator)):
             return self._spelled_end(terminator, sampled)
         return None
+
+    def _slot(self, terminator: str, glue: str, profile: Profile) -> int:
+        """Where the token that the model should have ended with ends, whether or not it did."""
+        if not terminator:
+            return 0
+        for text in (terminator, glue):
+            for match in self._lexicon.tokens(text):
+                if self._lexicon.ids[match[0]] in self.renderer.eos_ids and match[0] not in profile.openers:
+                    return match.end()
+        return len(terminator)
 
     def _ends(self, sampled: _Sampled, profile: Profile) -> bool:
         return (
@@ -236,6 +278,16 @@ class Splicer:
             return ()
         needed = next((match[0] for match in self._lexicon.tokens(zone)), "")
         return (f"the model stopped with {sampled.token} where {needed} belongs",)
+
+    def _unfinished(self, lineage: Lineage, ending: Ending, profile: Profile) -> str:
+        """What a cut generation lacks before its turn's end: a block's closing, white space after a call."""
+        if self._thinking_open(lineage, profile):
+            return profile.thinking.close
+        call_end = ending.closing.rstrip()
+        last_line = call_end.rsplit("\n", 1)[-1]
+        if not last_line or not self.renderer.decode(lineage.generation[-len(last_line) :]).endswith(last_line):
+            return ""
+        return ending.closing[len(call_end) :]
 
     def _thinking_open(self, lineage: Lineage, profile: Profile) -> bool:
         """Whether the generation ended inside a reasoning block, judged by its tokens."""
@@ -259,45 +311,29 @@ class Splicer:
 
     # -- what is remembered
 
+    def _read(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The kwargs that the template can read at all; a client may send any number of others."""
+        return {name: value for name, value in kwargs.items() if mentions(self.renderer.template, name)}
+
     def _profile(self, kwargs: Mapping[str, Any]) -> Profile:
-        read = {name: value for name, value in kwargs.items() if mentions(self.renderer.template, name)}
-        return self._profiles.get(_key(read), lambda: probe(self._stage, read))
+        read = self._read(kwargs)
+        return self._profiles.get(_key(read), lambda: probe(self._stage.bounded(_PROBING_S), read))
 
     def _lasting_kwargs(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The kwargs that change more than the generation prompt."""
-        profile = self._profile(kwargs)
-        return self._signatures.get(
-            _key(kwargs),
-            lambda: {
-                name: value
-                for name, value in kwargs.items()
-                if not changes_only_the_prompt(self._stage, profile, kwargs, name)
-            },
-        )
+        read = self._read(kwargs)
+        profile = self._profile(read)
+
+        def compute() -> Mapping[str, Any]:
+            stage = self._stage.bounded(_PROBING_S)
+            return {k: v for k, v in read.items() if not changes_only_the_prompt(stage, profile, read, k)}
+
+        return self._signatures.get(_key(read), compute)
 
 
-class _Remembered(Generic[Value]):
-    """The latest few results of a pure computation."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: Hashable, compute: Any) -> Value:
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key]
-        value: Value = compute()
-        with self._lock:
-            self._values[key] = value
-            while len(self._values) > _REMEMBERED:
-                self._values.popitem(last=False)
-        return value
-
-
-def _key(kwargs: Mapping[str, Any]) -> str:
-    return json.dumps(kwargs, sort_keys=True, default=str)
+def _key(kwargs: Mapping[str, Any]) -> bytes:
+    """A digest: what clients send is not to be kept."""
+    return hashlib.sha256(json.dumps(kwargs, sort_keys=True, default=str).encode()).digest()
 
 
 def _fragment_tools(profile: Profile, rendering: Rendering) -> tuple[Mapping[str, Any], ...]:
@@ -327,6 +363,15 @@ def _first_text(zone: str, new_messages: Sequence[Message]) -> int:
             found = zone.find(sample)
             return found if found >= 0 else len(zone)
     return len(zone)
+
+
+def _evident(tail: str, mask: Mask, new_messages: Sequence[Message]) -> bool:
+    """Whether every new message holds a word of its own, and these stand in the order of the messages."""
+    restored = mask.restore(tail)
+    samples = [_sample(message.content) for message in new_messages]
+    once = all(len(sample) >= _TELLING and restored.count(sample) == 1 for sample in samples)
+    places = [restored.find(sample) for sample in samples]
+    return once and places == sorted(places)
 
 
 def _missing(tail: str, mask: Mask, new_messages: Sequence[Message]) -> Message | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from splice.boundary.dialogue import Rejected, Setting, Stage, common_start
@@ -57,10 +59,11 @@ def _ends_the_turn(stage: Stage, setting: Setting, between: str, terminator: str
 def _around(stage: Stage, setting: Setting) -> tuple[str, str]:
     """The text before reasoning, and that between it and the answer, or between it and a call."""
     said = Message("assistant", _ANSWER, reasoning=_REASONING)
-    text = stage.text([_USER, said], setting)
-    if not isinstance(text, Rejected) and _REASONING in text and _ANSWER in text:
-        before, _, rest = text.partition(_REASONING)
-        return before, _short(rest.partition(_ANSWER)[0])
+    for earlier in ([_USER], [_USER, Message("assistant", "zqSaid"), _USER]):
+        text = stage.text([*earlier, said], setting)
+        if not isinstance(text, Rejected) and _REASONING in text and _ANSWER in text:
+            before, _, rest = text.partition(_REASONING)
+            return before, _short(rest.partition(_ANSWER)[0])
     calls = (ToolCall(_ANSWER),)
     thoughtful, silent = (
         stage.text([_USER, Message("assistant", reasoning=reasoning, tool_calls=calls)], setting)
@@ -69,6 +72,9 @@ def _around(stage: Stage, setting: Setting) -> tuple[str, str]:
     if isinstance(thoughtful, Rejected) or isinstance(silent, Rejected) or _REASONING not in thoughtful:
         return "", ""
     before, _, rest = thoughtful.partition(_REASONING)
+    # Where a turn without reasoning has an empty block, the common marker tells where it ends.
+    if marked := re.match(rf"\s*{re.escape(_COMMON_MARKERS[1])}", rest):
+        return before, marked[0]
     return before, _short(_without_shared_end(rest.partition(_ANSWER)[0], silent.partition(_ANSWER)[0]))
 
 

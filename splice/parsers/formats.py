@@ -209,6 +209,26 @@ _CALL_ROWS: tuple[CallFormat, ...] = (
         ),
     ),
     JsonCalls(
+        name="nemotron_v2",
+        signature=("<TOOLCALL>",),
+        openers=("<TOOLCALL>",),
+        heads=("<TOOLCALL>{ws}{json}",),
+        closes=("{ws}</TOOLCALL>",),
+    ),
+    JsonCalls(
+        name="granite3",
+        signature=("<|tool_call|>", "<|start_of_role|>"),
+        openers=("<|tool_call|>",),
+        heads=("<|tool_call|>{ws}{json}",),
+    ),
+    NotatedCalls(
+        name="lfm2",
+        signature=("<|tool_call_start|>", "<|im_start|>"),
+        sections=(("<|tool_call_start|>", "<|tool_call_end|>"),),
+        bare="[",
+        notation="python",
+    ),
+    JsonCalls(
         name="hermes",
         signature=("<tool_call>",),
         openers=("<tool_call>",),

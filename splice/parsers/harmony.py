@@ -31,7 +31,7 @@ class HarmonyMachine:
         self._alphabet = alphabet
         self._start = start
         self._end = re.compile(f"(?:{ends})(?={re.escape(start)})")
-        self._last_end = re.compile(rf"(?:{ends})\Z")
+        self._last_end = re.compile(rf"(?:{ends})+\Z")
         self._header_end = re.compile(f"(?P<body>{re.escape(self._message)})|(?:{ends})?(?={re.escape(start)})")
         self._ends = Marks(dict.fromkeys((end + start, call + start, over + start), Kind.LAYOUT))
         self._overlap = max(map(len, (end, call, over))) + len(start)

@@ -108,9 +108,7 @@ class Bare:
     """Another template on Qwen3's tokenizer, without building the tokenizer anew."""
 
     def __init__(self, template: str) -> None:
-        self._renderer = object.__new__(ModelRenderer)
-        self._renderer.__dict__.update(qwen3_renderer().__dict__)
-        self._renderer._compiled = CompiledTemplate(template)
+        self._renderer = qwen3_renderer().with_template(template)
 
     def render(self, messages: Sequence[Fields], tools: Sequence[Fields], kwargs: Fields) -> str:
         return self._renderer.render(messages, tools=tools, kwargs=kwargs, clock=time.time())
@@ -153,6 +151,34 @@ HOSTILE = {
     "a huge format": "{{ '%10000000000d' % 1 }}",
     "another huge format": "{{ '{:>10000000000}'.format('a') }}",
     "a huge replacement": "{% set x = 'a' * 100000 %}{{ x.replace('a', x) }}",
+    "a huge replacing filter": "{% set x = 'a' * 100000 %}{{ x|replace('a', x) }}",
+    "a huge translation": "{% set x = 'a' * 100000 %}{{ x.translate({97: x}) }}",
+    "huge tabs": "{% set x = '\t' * 100000 %}{{ x.expandtabs(90000) }}",
+    "many fields": "{% set x = '{0}' * 100000 %}{{ x.format(x) }}",
+    "many percents": "{% set x = '%(a)s' * 100000 %}{{ x % {'a': x} }}",
+    "a width in the arguments": "{{ '%*d' % (1000000000, 1) }}",
+    "a huge rounding": "{{ 1|round(-1000000000) }}",
+    "a list in itself": (
+        "{% set n = namespace(x=['a']) %}{% for a in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}"
+    ),
+    "a dictionary in itself": (
+        "{% set n = namespace(x={}) %}{% for a in range(60) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}"
+    ),
+    "arguments in themselves": "{% macro f() %}{{ f(varargs, varargs) }}{% endmacro %}{{ f('a', 'a') }}",
+    "a sum of lists": (
+        "{% set n = namespace(x=[1]) %}{% for a in range(60) %}{% set n.x = [n.x, n.x]|sum(start=[]) %}{% endfor %}"
+    ),
+    "filled batches": "{% set x = 'a' * 1000000 %}{{ [1]|batch(100000, x)|list }}",
+    "many long texts": (
+        "{% set n = namespace(x=[]) %}{% for a in range(9999) %}{% set n.x = n.x + ['a' * 1000000] %}{% endfor %}"
+    ),
+    "many long lists": (
+        "{% set x = 'a' * 1000000 %}{% set n = namespace(x=[]) %}"
+        "{% for a in range(9999) %}{% set n.x = [x.split('a'), n.x] %}{% endfor %}"
+    ),
+    "a constant of enormous size": "{% set x = 'a'|center(10000000000) %}",
+    "a huge joining of made parts": "{% set x = 'a' * 1000000 %}{{ x.join(range(99999)|map('string')) }}",
+    "a huge joining filter": "{% set x = 'a' * 1000000 %}{{ range(99999)|join(x) }}",
     "a huge joining": "{% set x = 'a' * 1000000 %}{{ x.join(range(99999)) }}",
     "a huge indent": "{{ [1]|tojson(indent=10000000000) }}",
     "a huge range": "{{ range(10000000000)|list }}",
@@ -201,6 +227,14 @@ def test_a_refusal_is_in_the_templates_own_words() -> None:
         ("{{ strftime_now('%Y-%m-%d') }}", "1970-01-01"),
         ("{{ dict(a=1).a }}{{ namespace(self=2).self }}", "12"),
         ("{{ '%05.1f' % 2.5 }}{{ 'a' * 3 }}{{ 7 % 4 }}{{ 'b'.center(3) }}|", "002.5aaa3 b |"),
+        (
+            "{{ x|map('string')|join('-') }} {{ '-'.join(x|map('string')) }} {{ (x, [x])|list }}",
+            "1-2-3 1-2-3 [[1, 2, 3], [[1, 2, 3]]]",
+        ),
+        (
+            "{{ 2.345|round(1) }} {{ x|batch(2, 0)|list }} {{ 'a%sb' % 'c' }} {{ 'a{}b'.format('c') }}",
+            "2.3 [[1, 2], [3, 0]] acb acb",
+        ),
     ],
 )
 def test_the_bounds_change_nothing_for_honest_templates(template: str, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import pairwise
@@ -231,7 +232,7 @@ async def _play(rng: Random, redis_url: str, splicer: Splicer, *, named: bool) -
         services = await _workers(stack, redis_url, engine, splicer)
         rollout = Rollout(rng, splicer.renderer)
         session = f"s{rng.getrandbits(64):x}"
-        tenant = f"t{rng.getrandbits(64):x}"
+        tenant = f"t{secrets.token_hex(8)}"  # one that no earlier example used: the same seed may be played twice
         for _ in range(rng.randint(2, 6)):
             rollout.speak()
             engine.next_ids, engine.finish = rollout.sample()

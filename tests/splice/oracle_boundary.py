@@ -82,11 +82,18 @@ class Truth:
 
     text: str
     marked: int
-    closed: int  # where the model's own text ends and the turn's end begins
+    closed: int  # where the model's own text ends, as far as that can be told without a stop token
     stopped: int
 
+    @property
+    def opened(self) -> int:
+        """Where the stop token begins; where there is none, the turn's end."""
+        return self.stopped - self.stop_length
 
-def truth(
+    stop_length: int = 0
+
+
+def truth(  # noqa: PLR0917 - the whole of a conversation
     renderer: Renderer,
     shape: Shape,
     stops: Sequence[str],
@@ -94,15 +101,15 @@ def truth(
     parent: Message,
     new: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any] = {},
 ) -> Truth | None:
     """What the template itself makes of it; None where it raises, or loses or moves a message."""
-    text = _rendered(renderer, shape, [*history, parent, *new], tools)
-    if text is not None and MARKER not in text and parent.tool_calls:
+    text = own_rendering(renderer, shape, [*history, parent, *new], tools, kwargs, prompt=True)
+    if text and MARKER not in text and parent.tool_calls:
         # The template leaves out calls: mark the same turn in its content.
-        text = _rendered(
-            renderer, shape, [*history, msgspec.structs.replace(parent, content=PARENT.content), *new], tools
-        )
-    if text is None or MARKER not in text:
+        said_too = msgspec.structs.replace(parent, content=PARENT.content)
+        text = own_rendering(renderer, shape, [*history, said_too, *new], tools, kwargs, prompt=True)
+    if MARKER not in text:
         return None
     marked = text.rindex(MARKER) + len(MARKER)
     ends = [text.find(message.content.split()[-1], marked) for message in new]
@@ -110,8 +117,11 @@ def truth(
         return None
     between = text[marked : min(ends)]
     closed = marked + _own_text(between, parent)
-    found = [between.index(stop) + len(stop) for stop in stops if stop in between]
-    return Truth(text, marked, closed, marked + min(found) if found else closed)
+    found = [(between.index(stop) + len(stop), len(stop)) for stop in stops if stop in between]
+    if not found:
+        return Truth(text, marked, closed, closed)
+    end, length = min(found)
+    return Truth(text, marked, closed, marked + end, length)
 
 
 def _own_text(between: str, parent: Message) -> int:
@@ -125,15 +135,24 @@ def _own_text(between: str, parent: Message) -> int:
     return 0
 
 
-def _rendered(
-    renderer: Renderer, shape: Shape, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-) -> str | None:
+def own_rendering(
+    renderer: Renderer,
+    shape: Shape,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    kwargs: Mapping[str, Any],
+    *,
+    prompt: bool,
+) -> str:
+    """The template's own text, "" where it raises."""
     try:
-        return renderer.render(template_messages(messages, shape), tools=tools)
+        return renderer.render(
+            template_messages(messages, shape), tools=tools, kwargs=kwargs, add_generation_prompt=prompt
+        )
     except TemplateRejected:
-        return None
+        return ""
 
 
-def shape_of(splicer: Splicer) -> Shape:
+def shape_of(splicer: Splicer, kwargs: Mapping[str, Any] = {}) -> Shape:
     """The message shape that the model's template wants; all else the oracle finds out itself."""
-    return splicer._profile({}).shape
+    return splicer._profile(kwargs).shape

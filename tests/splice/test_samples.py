@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splice.samples import Sample, assemble
+from splice.samples import Sample, assemble, received
 from splice.types import Finish, Message, Origin, TokenRun, Turn, WeightSpan
 from tests.splice.oracle_samples import slow_rows
 
@@ -148,3 +149,49 @@ def test_all_arrays_of_a_sample_have_one_length(branches: int) -> None:
         assert len(sample.token_ids) == len(sample.loss_mask) == len(sample.log_probs)
         assert sample.turns[-1].generation_end == len(sample.token_ids)
     assert_every_sampled_id_trains_once(forest, samples)
+
+
+def equal_answers(*states: bool | None) -> tuple[list[Turn], dict[str, bool | None]]:
+    """A root, and answers to one and the same request after it, each delivered or not."""
+    root = a_turn("root", None, [1], [10])
+    answers = [replace(a_turn(f"a{n}", root, [2], [20 + n]), request_hash=b"same") for n in range(len(states))]
+    return [root, *answers], {answer.turn_id: state for answer, state in zip(answers, states, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("states", "kept"),
+    [
+        ((True, True), ["a0", "a1"]),
+        ((True, False), ["a0"]),
+        ((False,), []),
+        ((None,), ["a0"]),
+        ((None, False), ["a0"]),
+        ((None, None), ["a0", "a1"]),
+        ((None, True), ["a1"]),
+        ((False, None, True, True), ["a2", "a3"]),
+    ],
+)
+def test_answers_that_were_not_delivered_are_left_out_and_unknown_ones_where_another_was(
+    states: tuple[bool | None, ...], kept: list[str]
+) -> None:
+    turns, delivered = equal_answers(*states)
+    assert [turn.turn_id for turn in received(turns, delivered)] == ["root", *kept]
+
+
+@pytest.mark.parametrize("states", [(False, None), (None, None)])
+def test_who_goes_on_from_a_turn_has_received_it(states: tuple[bool | None, ...]) -> None:
+    turns, delivered = equal_answers(*states)
+    child = a_turn("child", turns[1], [3], [30])
+    assert [turn.turn_id for turn in received([*turns, child], delivered)] == ["root", "a0", "child"]
+
+
+def test_the_turn_before_an_undelivered_one_ends_its_sample() -> None:
+    turns, delivered = equal_answers(False)
+    (sample,) = assemble(received(turns, delivered))
+    assert sample.sample_id == "root"
+    assert sample.token_ids.tolist() == [1, 10]
+
+
+def test_turns_of_which_nothing_is_noted_were_delivered() -> None:
+    turns, _ = equal_answers(True, True)
+    assert received(turns, {}) == turns
