@@ -7,7 +7,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from litestar import Litestar, Request, Response
 from litestar.config.app import AppConfig
@@ -17,15 +17,18 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 
 from api import log
 from api.admission import Admission
+from api.dialects.chat import Transcript
 from api.engine.base import Engine
 from api.errors import Problem, openai_body, problem_of
 from api.facts import TurnDone
 from api.keys import KeyRing
 from api.metrics import Metrics
 from api.readiness import Readiness
+from api.request import BadRequest
 from api.running import RunningTurns
 from api.service import Policy, TurnService
 from api.settings import Settings
+from api.transcripts import Transcripts
 from splice.boundary import Splicer
 from splice.parsers import ReplyGrammar
 from store.redis import RedisStore
@@ -39,10 +42,12 @@ class Worker:
     store: RedisStore
     engine: Engine
     service: TurnService
+    running: RunningTurns
     keys: KeyRing
     metrics: Metrics
     readiness: Readiness
     admission: Admission
+    transcripts: Transcripts[Transcript]
 
 
 def create_app(
@@ -66,15 +71,28 @@ def create_app(
         splicer,
         grammar,
         window=readiness.window,
-        policy=Policy(settings.on_rendering_change, settings.on_overflow),
+        policy=Policy(
+            settings.on_rendering_change, settings.on_overflow, settings.join_timeout_s or settings.engine_timeout_s
+        ),
         observe=observe,
         running=running,
     )
-    worker = Worker(settings, store, engine, service, KeyRing(settings.api_keys), metrics, readiness, admission)
+    worker = Worker(
+        settings,
+        store,
+        engine,
+        service,
+        running,
+        KeyRing(settings.api_keys),
+        metrics,
+        readiness,
+        admission,
+        Transcripts(settings.transcript_cache_bytes),
+    )
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        settling = asyncio.create_task(readiness.settle())
+        settling = asyncio.create_task(readiness.watch())
         try:
             yield
         finally:
@@ -105,6 +123,8 @@ def _answer_error(request: Request[object, object, State], error: Exception) -> 
     if problem is None:
         log.event("unplanned error", level=40, exc=error, path=request.url.path)
         problem = Problem(500, "internal_error", "an error that nobody planned; the worker's log has it")
+    else:
+        log.event("refused", level=30, status=problem.status, code=problem.code, why=str(error), path=request.url.path)
     worker: Worker = request.app.state.worker
     worker.metrics.errors.labels(problem.code).inc()
     headers = {} if problem.retry_after_s is None else {"retry-after": str(problem.retry_after_s)}
@@ -133,15 +153,17 @@ class SessionPaths:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Rewrite `/sessions/<id>[/...]`."""
-        raw = bytes(scope.get("raw_path", b""))
-        if raw.startswith(b"/sessions/") and len(raw) > len(b"/sessions/"):
-            segments = raw.split(b"?", 1)[0].split(b"/")
-            token = urlsafe_b64encode(unquote(segments[2].decode("latin-1")).encode()).decode()
-            rest = "".join(f"/{unquote(s.decode('latin-1'))}" for s in segments[3:])
+        _, *segments = bytes(scope.get("raw_path", b"")).split(b"?", 1)[0].split(b"/")
+        if len(segments) > 1 and unquote_to_bytes(segments[0]) == b"sessions" and segments[1]:
+            token = urlsafe_b64encode(unquote_to_bytes(segments[1])).decode()
+            rest = "".join(f"/{unquote(segment.decode('latin-1'))}" for segment in segments[2:])
             scope["path"] = f"/sessions/{token}{rest}"
         await self._app(scope, receive, send)
 
 
 def session_of_path(token: str) -> str:
-    """The session id that `SessionPaths` put into the path."""
-    return urlsafe_b64decode(token).decode()
+    """The session id that `SessionPaths` put into the path. Raises BadRequest."""
+    try:
+        return urlsafe_b64decode(token).decode()
+    except ValueError:
+        raise BadRequest({"session_id": "is no UTF-8 text, percent-encoded"}) from None

@@ -4,13 +4,17 @@ RequestRefused              ours to say no, by the contract
  ├─ Unauthorized / Forbidden
  ├─ RenderingChangedError   tools or template arguments changed in mid-conversation
  ├─ IdempotencyMismatch     one Idempotency-Key, two different bodies
+ ├─ TurnInProgress          a retry waited too long for the attempt that it joined
  ├─ Overflow                the prompt fills the window and the session asked for an error
  ├─ Overloaded              this worker runs as many turns as it may
+ ├─ NotReady                a check failed that would make wrong tokens
+ ├─ SessionExists           opened before, with other settings
  └─ Draining                this worker was told to stop
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,12 +32,14 @@ from api.request import BadRequest
 from splice.errors import GenerationInvalid, InvalidRequest, TemplateRejected
 from store.errors import (
     ParentMissing,
+    ReplicationUnknown,
     SchemaTooNew,
     SessionClosed,
     SessionFinished,
     SessionMissing,
     StoreError,
     StoreFull,
+    StoreUnavailable,
     TurnMissing,
 )
 
@@ -69,6 +75,15 @@ class IdempotencyMismatch(RequestRefused):
         self.key = key
 
 
+class TurnInProgress(RequestRefused):
+    """The attempt that this retry joined is still running."""
+
+    def __init__(self, waited_s: float) -> None:
+        super().__init__(
+            f"an earlier attempt of this request is still running after {waited_s:.0f} s; repeat the request to wait on"
+        )
+
+
 class Overflow(RequestRefused):
     """The prompt fills the context window."""
 
@@ -85,6 +100,14 @@ class Overloaded(RequestRefused):
 
 class Draining(RequestRefused):
     """The worker is being stopped; another one serves."""
+
+
+class NotReady(RequestRefused):
+    """This worker's tokenizer or template is not known to be the engine's."""
+
+
+class SessionExists(RequestRefused):
+    """The session was opened before with other settings; they stand."""
 
 
 class BodyTooLarge(RequestRefused):
@@ -121,6 +144,7 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (RenderingChangedError, 409, "rendering_changed"),
     (IdempotencyMismatch, 409, "idempotency_mismatch"),
     (SessionFinished, 409, "session_finished"),
+    (TurnInProgress, 409, "turn_in_progress"),
     (BodyTooLarge, 413, "body_too_large"),
     (TemplateRejected, 422, "template_rejected"),
     (Overloaded, 429, "overloaded"),
@@ -130,6 +154,9 @@ _TABLE: tuple[tuple[type[Exception], int, str], ...] = (
     (EngineTimeout, 504, "engine_timeout"),
     (EngineError, 502, "engine_error"),
     (Draining, 503, "draining"),
+    (NotReady, 503, "not_ready"),
+    (SessionExists, 409, "session_exists"),
+    (ReplicationUnknown, 503, "replication_unknown"),
     (ParentMissing, 503, "store_unavailable"),
     (StoreFull, 503, "store_full"),
     (SchemaTooNew, 503, "store_unavailable"),
@@ -142,12 +169,22 @@ def problem_of(error: Exception) -> Problem | None:
     if isinstance(error, BadRequest):
         return Problem(400, error.code, str(error), ", ".join(error.problems))
     if isinstance(error, EngineUnavailable) and error.overloaded:
-        return Problem(429, "overloaded", f"engine: {error}", None, int(error.retry_after_s or _RETRY_S))
+        return Problem(429, "overloaded", f"engine: {_outside(error)}", None, int(error.retry_after_s or _RETRY_S))
     for kind, status, code in _TABLE:
         if isinstance(error, kind):
             retry = _RETRY_S if status in {429, 503} else None
-            return Problem(status, code, str(error), _param(error), retry)
+            return Problem(status, code, _outside(error), _param(error), retry)
     return None
+
+
+_ADDRESS = re.compile(r"(?:https?|rediss?(?:\+\w+)?|unix)://[^\s,;)]+|/\S+\.sock\b")
+
+
+def _outside(error: Exception) -> str:
+    """An error's words without addresses: those are for the log, not for an agent's sandbox."""
+    if isinstance(error, StoreUnavailable):
+        return "the session store cannot be reached just now; nothing is half done, try again"
+    return _ADDRESS.sub("the engine", str(error))
 
 
 def _param(error: Exception) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from splice.locate import Echo
 from splice.types import Message, Rendering, Turn
+from store.views import SessionKey
 
 
 class BadRequest(Exception):
@@ -65,7 +66,12 @@ class TurnReply:
     """One committed turn, or a replay of it. prompt_ids is the whole prompt, packed, where it was asked for."""
 
     turn: Turn
-    session_id: str
+    key: SessionKey
     replayed: bool
     prompt_ids: Any = None  # IdArray; absent unless the client wants ids
     token_texts: tuple[str, ...] = ()
+
+    @property
+    def session_id(self) -> str:
+        """The session as its client knows it."""
+        return self.key.session_id

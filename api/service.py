@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -19,23 +18,23 @@ import numpy as np
 from api.engine.base import Completion, Engine, PromptTooLong
 from api.errors import IdempotencyMismatch, Overflow, RenderingChangedError
 from api.facts import Observer, TurnFact
-from api.ids import call_id, new_session_id, new_turn_id
+from api.ids import call_id, new_turn_id
+from api.placing import Place, Places, Reading, mark_of
 from api.request import Caller, TurnReply, TurnRequest
 from api.running import RunningTurns
 from splice.boundary import Splicer
 from splice.identity import chain_hashes, extend_chain, rendering_digest, request_hash
-from splice.locate import Candidate, Located, Parent, RenderingChanged, Root, locate
+from splice.locate import Parent, RenderingChanged, Root
 from splice.parsers import ReplyGrammar
 from splice.plan import Plan, Window, parent_index, plan_turn, room
 from splice.reasoning import split_reasoning
 from splice.turn import checked_generation, checked_spans
 from splice.types import Finish, Lineage, Message, Rendering, TokenRun, Turn
-from store.errors import AlreadyAnswered, SessionClosed, SessionFinished
+from store.errors import AlreadyAnswered, LeaseLost, SessionClosed, SessionFinished
 from store.redis import RedisStore
-from store.views import FindQuery, Found, SessionKey, SessionOpening
+from store.views import Mark, Mismatch, Replay, SessionOpening
 
 _LONG_TEXT = 20_000  # characters: rendering and encoding more than this leaves the event loop
-_MOST_SESSIONS = 32  # unnamed conversations of equal text that are told apart in one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +43,7 @@ class Policy:
 
     on_rendering_change: str = "error"
     on_overflow: str = "length"
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A request as the rules see it. chain: the conversation's hash at each assistant message."""
-
-    request: TurnRequest
-    messages: tuple[Message, ...]
-    rendering: Rendering
-    signature: str
-    chain: tuple[bytes, ...]
-    full_chain: tuple[bytes, ...]
-    sampling: Mapping[str, Any]
-    request_hash: bytes
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """Turn ids the client echoed, deepest message first."""
-        return tuple(dict.fromkeys(e.turn_id for e in reversed(self.request.echoes) if e.turn_id))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request belongs: its session, what the store knows, and the parent or the reason for none."""
-
-    key: SessionKey
-    found: Found
-    located: Parent | Root
-    unnamed: bool
+    join_timeout_s: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +80,48 @@ class TurnService:
         self._policy = policy
         self._observe = observe
         self._running = running
+        self._places = Places(store, join_timeout_s=policy.join_timeout_s)
 
     async def run(self, request: TurnRequest, caller: Caller) -> TurnReply:
         """Serve one turn: a committed turn's reply, new or replayed. Raises what `api.errors` translates."""
-        fact = TurnFact()
+        reading = self._read(request)
+        mark = mark_of(reading, caller)
+        while True:
+            try:
+                return await self._attempt(reading, caller, mark)
+            except LeaseLost:
+                # Taken for dead and taken over: the winner's turn is the answer, for this client too.
+                mark = "key" if caller.idempotency_key else "retry"
+
+    async def _attempt(self, reading: Reading, caller: Caller, mark: Mark) -> TurnReply:
+        """The path of one turn. Its id is minted first: it is the lease, the engine's rid and the fence too."""
+        fact, request, turn_id = TurnFact(), reading.request, new_turn_id()
         with fact.stage("locate"):
-            reading = self._read(request)
-            place = await self._locate(reading, caller)
-        earlier = _replay_of(place.found, reading, caller)
-        if earlier:
-            return await self._replay(place, earlier, request, fact)
-        with fact.stage("plan"):
-            plan = await self._plan(place, reading)
-        pinned = place.found.session.opening.sampling_params if place.found.session else {}
-        sampling = {**reading.sampling, **pinned}
-        wanted = sampling.pop("max_tokens", request.max_tokens)
-        turn_id = new_turn_id()
-        with fact.stage("generate"):
-            completion = await self._generate(place, plan, self._engine.sampling(sampling), wanted, turn_id)
-        if completion is None:
-            repeated = await self._earlier_overflow(place)
-            if repeated:
-                return await self._replay(place, repeated, request, fact)
-            completion = _nothing_generated()
-        spoken = self._spoken(completion, plan, request, sampling)
-        turn = _turn(turn_id, reading, plan, completion, spoken)
+            place = await self._places.find(reading, caller, turn_id, mark)
+        if isinstance(place.found.verdict, Replay):
+            return await self._replay(place, place.found.verdict.turn_id, request, fact)
+        async with self._running.hold(place.lease):
+            parent = self._parent(place, caller)
+            with fact.stage("plan"):
+                plan = await self._plan(place, parent, reading)
+            pinned = place.found.session.opening.sampling_params if place.found.session else {}
+            sampling = {**reading.sampling, **pinned}
+            wanted = sampling.pop("max_tokens", request.max_tokens)
+            with fact.stage("generate"):
+                completion = await self._generate(place, plan, self._engine.sampling(sampling), wanted)
+            repeated = await self._earlier_overflow(place) if completion is None else ""
+            spoken = self._spoken(completion or _nothing_generated(), plan, request, sampling)
+            turn = _turn(turn_id, reading, plan, completion or _nothing_generated(), spoken)
+        if repeated:
+            await self._store.release(place.lease)
+            return await self._replay(place, repeated, request, fact)
         with fact.stage("commit"):
             try:
                 await self._commit(place, turn, caller, request)
             except AlreadyAnswered as error:
                 return await self._replay(place, error.turn_id, request, fact)
         self._observe(fact.done(turn, place.key, refusal=plan.refusal))
-        return self._reply(turn, place.key.session_id, request, prompt=plan.prompt, replayed=False)
+        return self._reply(turn, place, request, prompt=plan.prompt, replayed=False)
 
     # Reading: what the request means.
 
@@ -165,82 +146,50 @@ class TurnService:
             request_hash(full_chain, rendering_digest("", request.rendering, request.rendering.kwargs), hashed),
         )
 
-    # Locating: which session, which parent.
-
-    async def _locate(self, reading: Reading, caller: Caller) -> Place:
-        named = [SessionKey(caller.tenant, caller.session_id)] if caller.session_id else []
-        keys = named or await self._unnamed_sessions(reading, caller) or [_fresh_session(caller)]
-        queries = [_query(key, reading, caller) for key in keys]
-        founds = await asyncio.gather(*(self._store.find(query) for query in queries))
-        candidates = [(c, key, found) for key, found in zip(keys, founds, strict=True) for c in found.candidates]
-        located = locate(
-            [c for c, _, _ in candidates],
-            reading.request.echoes,
-            rendering_signature=reading.signature,
-            depth=len(reading.chain),
-            session_has_turns=any(f.session is not None and f.session.turns for f in founds),
-            unknown=frozenset.intersection(*(frozenset(f.unknown_hints) for f in founds)),
-        )
-        chosen = _chosen(located)
-        home = next(((key, found) for c, key, found in candidates if c == chosen), None)
-        if home is None:
-            # A trace may outlive its session; what cannot be continued opens a new one.
-            fresh = not named and founds[0].session is not None
-            home = (_fresh_session(caller), Found(session=None)) if fresh else (keys[0], founds[0])
-        _refuse_sealed(home[1], home[0])
-        return Place(*home, self._allowed(located, home[1], caller), unnamed=not named)
-
-    async def _unnamed_sessions(self, reading: Reading, caller: Caller) -> list[SessionKey]:
-        """Sessions whose conversation this unnamed request may continue, likeliest first."""
-        traces = await self._store.trace(caller.tenant, reading.chain, reading.hints) if reading.chain else ()
-        deepest = max((t.depth for t in traces), default=0)
-        equal = [t for t in traces if t.depth == deepest]
-        digests = {e.generation_digest for e in reading.request.echoes if e.depth == deepest and e.generation_digest}
-        for known in (
-            [t for t in equal if t.generation_digest in digests],
-            [t for t in equal if t.turn_id in reading.hints],
-        ):
-            equal = known or equal
-        sessions = list(dict.fromkeys(t.session_id for t in equal))[:_MOST_SESSIONS]
-        return [SessionKey(caller.tenant, session) for session in sessions]
-
-    def _allowed(self, located: Located, found: Found, caller: Caller) -> Parent | Root:
-        """Decide a rendering that changed in mid-conversation: refuse, or go on as a new root."""
-        if not isinstance(located, RenderingChanged):
-            return located
-        chosen = found.session.opening.on_rendering_change if found.session else ""
+    def _parent(self, place: Place, caller: Caller) -> Parent | Root:
+        """What the turn goes on from, or why it may not. The commit refuses too; asking now saves a generation."""
+        session = place.found.session
+        if session and session.state == "deleted":
+            raise SessionClosed(place.key.session_id)
+        if isinstance(place.found.verdict, Mismatch):
+            raise IdempotencyMismatch(caller.idempotency_key)
+        if session and session.state == "finished":
+            raise SessionFinished(place.key.session_id)
+        if not isinstance(place.located, RenderingChanged):
+            return place.located
+        chosen = session.opening.on_rendering_change if session else ""
         policy = chosen or ("fork" if caller.native_harness else self._policy.on_rendering_change)
         if policy != "fork":
-            raise RenderingChangedError(located.candidate.turn_id)
+            raise RenderingChangedError(place.located.candidate.turn_id)
         return Root("rendering_changed")
 
     # Planning and generating.
 
-    async def _plan(self, place: Place, reading: Reading) -> Plan:
-        lineage = await self._lineage(place)
+    async def _plan(self, place: Place, parent: Parent | Root, reading: Reading) -> Plan:
+        lineage = await self._lineage(place, parent)
         new = reading.messages
-        if isinstance(place.located, Parent):
-            new = new[parent_index(new, place.located.candidate.depth) + 1 :]
+        if isinstance(parent, Parent):
+            new = new[parent_index(new, parent.candidate.depth) + 1 :]
 
         def plan() -> Plan:
             return plan_turn(
-                place.located, lineage, reading.messages, reading.rendering, splicer=self._splicer, clock=time.time()
+                parent, lineage, reading.messages, reading.rendering, splicer=self._splicer, clock=time.time()
             )
 
         if sum(len(m.content) for m in new) > _LONG_TEXT:
             return await asyncio.to_thread(plan)
         return plan()
 
-    async def _lineage(self, place: Place) -> Lineage | None:
-        if isinstance(place.located, Root):
+    async def _lineage(self, place: Place, parent: Parent | Root) -> Lineage | None:
+        if isinstance(parent, Root):
             return None
-        turn_id = place.located.candidate.turn_id
+        turn_id = parent.candidate.turn_id
         if place.found.lineage is not None and place.found.lineage.head.turn_id == turn_id:
             return place.found.lineage
         return await self._store.lineage_of(place.key, turn_id)
 
     async def _generate(
-        self, place: Place, plan: Plan, sampling: Mapping[str, Any], wanted: int | None, turn_id: str
+        self, place: Place, plan: Plan, sampling: Mapping[str, Any], wanted: int | None
     ) -> Completion | None:
         """Ask the engine; None when the prompt fills its window and that is a finished turn here."""
         max_tokens = room(len(plan.prompt), wanted, self._window())
@@ -249,7 +198,11 @@ class TurnService:
                 raise PromptTooLong(f"the prompt has {len(plan.prompt)} tokens")
             with self._running.watch(place.key):
                 return await self._engine.generate(
-                    plan.prompt, sampling, max_tokens=max_tokens, rid=turn_id, affinity=place.key.session_id
+                    plan.prompt,
+                    sampling,
+                    max_tokens=max_tokens,
+                    rid=place.lease.attempt_id,
+                    affinity=place.key.session_id,
                 )
         except PromptTooLong as error:
             chosen = place.found.session.opening.on_overflow if place.found.session else ""
@@ -293,74 +246,25 @@ class TurnService:
 
     async def _replay(self, place: Place, turn_id: str, request: TurnRequest, fact: TurnFact) -> TurnReply:
         turn = await self._store.turn(place.key, turn_id)
+        await self._store.settled(place.key)
         prompt = None
         if request.token_ids:
             lineage = await self._store.lineage_of(place.key, turn_id)
             prompt = lineage.tokens[: turn.prompt_length]
         self._observe(fact.done(turn, place.key, replayed=True))
-        return self._reply(turn, place.key.session_id, request, prompt=prompt, replayed=True)
+        return self._reply(turn, place, request, prompt=prompt, replayed=True)
 
-    def _reply(self, turn: Turn, session_id: str, request: TurnRequest, *, prompt: Any, replayed: bool) -> TurnReply:
+    def _reply(self, turn: Turn, place: Place, request: TurnRequest, *, prompt: Any, replayed: bool) -> TurnReply:
         texts: Sequence[str] = ()
         if request.log_probs and not request.tokens_as_ids:
             texts = [self._splicer.renderer.decode([i]) for i in turn.generation.ids.tolist()]
         return TurnReply(
             turn=turn,
-            session_id=session_id,
+            key=place.key,
             replayed=replayed,
             prompt_ids=np.ascontiguousarray(prompt) if request.token_ids else None,
             token_texts=tuple(texts),
         )
-
-
-def _replay_of(found: Found, reading: Reading, caller: Caller) -> str:
-    """The committed turn that already answers this request; "" when it is to be generated.
-
-    An `Idempotency-Key` or the SDK's own retry mark says that the client repeats itself; without a mark an
-    equal request is another sample. A marked repeat of a turn that was gone on from is a new sample too.
-    """
-    if found.idempotent is not None:
-        turn_id, hashed = found.idempotent
-        if hashed != reading.request_hash:
-            raise IdempotencyMismatch(caller.idempotency_key)
-        return turn_id
-    if caller.retry_count > 0 and (caller.session_id or reading.hints) and found.equal_requests:
-        last = found.equal_requests[-1]
-        return "" if last.extended else last.turn_id
-    return ""
-
-
-def _refuse_sealed(found: Found, key: SessionKey) -> None:
-    """The commit refuses too; asking now saves a generation."""
-    state = found.session.state if found.session else "open"
-    if state == "deleted":
-        raise SessionClosed(key.session_id)
-    if state == "finished" and not found.equal_requests and found.idempotent is None:
-        raise SessionFinished(key.session_id)
-
-
-def _query(key: SessionKey, reading: Reading, caller: Caller) -> FindQuery:
-    return FindQuery(
-        key,
-        reading.chain,
-        reading.signature,
-        reading.request_hash,
-        hints=reading.hints,
-        generation_digests=tuple(e.generation_digest for e in reading.request.echoes if e.generation_digest),
-        idempotency_key=caller.idempotency_key,
-    )
-
-
-def _chosen(located: Located) -> Candidate | None:
-    return None if isinstance(located, Root) else located.candidate
-
-
-def _fresh_session(caller: Caller) -> SessionKey:
-    """A session for a client that named none; an idempotency key names it, so that a repeat finds it."""
-    if caller.idempotency_key:
-        digest = blake2b(caller.idempotency_key.encode(), digest_size=15).hexdigest()
-        return SessionKey(caller.tenant, f"s-{digest}")
-    return SessionKey(caller.tenant, new_session_id())
 
 
 def _opening(caller: Caller, request: TurnRequest, *, unnamed: bool) -> SessionOpening:

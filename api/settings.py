@@ -5,15 +5,17 @@ A bad value stops the start, and all bad values are named at once.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from store.address import parse_address
+from store.durability import parse_durability
+from store.replication import MOST_WAIT_S
+
 PREFIX = "TOKENSPLICE_"
 ENGINES = ("sglang", "llama-server")
-DURABILITIES = ("memory", "aof")
 
 
 class BadSettings(Exception):
@@ -37,8 +39,12 @@ def _urls(value: str) -> tuple[str, ...]:
 
 
 def _redis_url(value: str) -> str:
-    if not value.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("must begin with redis://, rediss:// or unix://")
+    parse_address(value)
+    return value
+
+
+def _durability(value: str) -> str:
+    parse_durability(value)
     return value
 
 
@@ -50,6 +56,14 @@ def _number(low: int, high: int = 2**53) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def _replication_s(value: str) -> float:
+    """Below the longest wait for an answer of Redis, or a connection in good order would be given up."""
+    number = float(value)
+    if not 0.01 <= number <= MOST_WAIT_S:
+        raise ValueError(f"must be between 0.01 and {MOST_WAIT_S:g}")
+    return number
 
 
 def _seconds(value: str) -> float:
@@ -103,11 +117,18 @@ def _setting(help_text: str, parse: Callable[[str], Any], default: Any) -> Any:
 class Settings:
     """Everything a worker is told. Each field is `TOKENSPLICE_<NAME>` and `--<name>` on `serve`."""
 
-    redis_url: str = _setting("Redis: redis://, rediss:// or unix://.", _redis_url, "redis://127.0.0.1:6379/0")
+    redis_url: str = _setting(
+        "Redis: redis://, rediss:// or unix://; redis+sentinel://host,host/service/db or redis+cluster://host,host.",
+        _redis_url,
+        "redis://127.0.0.1:6379/0",
+    )
     engine_url: tuple[str, ...] = _setting("Engine replicas, by comma.", _urls, ("http://127.0.0.1:30000",))
     engine: str = _setting(f"Engine's wire: {', '.join(ENGINES)}.", _one_of(*ENGINES), "sglang")
     engine_api_key: str = _setting("Bearer key sent to the engine.", _text, "")
     engine_timeout_s: float = _setting("Longest wait for one generation, in seconds.", _seconds, 1800.0)
+    join_timeout_s: float | None = _setting(
+        "Longest wait of a retry for the attempt it joins, in seconds; default: the engine's.", _seconds, None
+    )
     tokenizer: str = _setting("Tokenizer: a directory, or a hub id.", _text, "")
     chat_template: str = _setting("Chat template file, instead of the tokenizer's own.", _path, "")
     trust_remote_code: bool = _setting("Let the tokenizer's repository run its own code.", _flag, default=False)
@@ -115,7 +136,14 @@ class Settings:
     tool_parser: str = _setting("Tool-call format, or none; empty chooses from the template.", _text, "")
     reasoning_parser: str = _setting("Reasoning format, or none; empty chooses from the template.", _text, "")
     api_keys: Mapping[str, str] = _setting("Keys (`key` or `tenant:key`, by comma) or a file of them.", _keys, None)
-    durability: str = _setting("What an acknowledged turn survives: memory, aof.", _one_of(*DURABILITIES), "aof")
+    durability: str = _setting(
+        "What an acknowledged turn survives: memory, aof, sync, replicated or replicated:<replicas>.",
+        _durability,
+        "aof",
+    )
+    replication_timeout_s: float = _setting(
+        "Longest wait for replicas, in seconds, before a commit is answered replication_unknown.", _replication_s, 1.0
+    )
     session_ttl_s: int = _setting("Seconds an unused session is kept; 0 keeps it for ever.", _number(0), 86_400)
     reply_token_ids: str = _setting(
         "Token ids in replies: on_request, always, never.", _one_of("on_request", "always", "never"), "on_request"
@@ -135,6 +163,9 @@ class Settings:
     max_in_flight: int = _setting("Turns one worker runs at once before it answers 429.", _number(1), 2048)
     drain_s: float = _setting("Longest wait for running turns when told to stop, in seconds.", _seconds, 600.0)
     lineage_cache_bytes: int = _setting("Memory a worker spends on cached token lineages.", _number(0), 256 * 2**20)
+    transcript_cache_bytes: int = _setting(
+        "Memory a worker spends on transcripts it has read, so as to read only what is new.", _number(0), 256 * 2**20
+    )
     log_level: str = _setting("debug, info, warning or error.", _one_of("debug", "info", "warning", "error"), "info")
 
     @classmethod
@@ -153,8 +184,3 @@ class Settings:
         if problems:
             raise BadSettings(problems)
         return cls(**values)
-
-    def shown(self) -> str:
-        """The settings as JSON with secrets left out, for the log."""
-        hidden = {"engine_api_key", "api_keys", "redis_url"}
-        return json.dumps({f.name: getattr(self, f.name) for f in fields(self) if f.name not in hidden})

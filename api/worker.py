@@ -24,7 +24,9 @@ from api.settings import Settings
 from splice.boundary import Splicer
 from splice.parsers import ReplyGrammar, choose_formats
 from store.connection import open_client
+from store.durability import parse_durability
 from store.redis import RedisStore
+from store.replication import Replication
 
 # Set by the parent: the directory that workers load, and whose children they are.
 PREPARED = "TOKENSPLICE_PREPARED_MODEL"
@@ -39,7 +41,13 @@ def build_store(settings: Settings) -> RedisStore:
         default_ttl_s=settings.session_ttl_s,
         cache_bytes=settings.lineage_cache_bytes,
         upgrade=migrations.upgrade,
+        replication=_replication(settings),
     )
+
+
+def _replication(settings: Settings) -> Replication | None:
+    replicas = parse_durability(settings.durability).replicas
+    return Replication(replicas, settings.replication_timeout_s) if replicas else None
 
 
 def build_engine(settings: Settings) -> Engine:

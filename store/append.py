@@ -1,4 +1,4 @@
-"""A turn as `commit.lua` takes it, and what the scripts' refusals mean."""
+"""What `find.lua` and `commit.lua` are told, and what the scripts' refusals mean."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from splice.types import Turn
 from store import codec, keys
 from store.errors import (
     AlreadyAnswered,
+    LeaseLost,
     ParentMissing,
     RenderingDiffers,
     SessionClosed,
@@ -15,14 +16,43 @@ from store.errors import (
     SessionMissing,
     StoreCorrupt,
 )
-from store.readable import RootFact, content_field, hash_field, link_tail, session_fields
+from store.readable import RootFact, content_field, hash_field, hash_fields, link_tail, session_fields
 from store.scripts import Argument
-from store.views import SessionKey, SessionOpening
+from store.views import FindQuery, SessionKey, SessionOpening
 
 
 def idempotency_field(key: str) -> str:
     """Where a request under an idempotency key is found; "" for none."""
     return "key:" + keys.quote(key) if key else ""
+
+
+def find_args(
+    query: FindQuery, worker: str, ttl_ms: int, *, cached: Sequence[str], gone: Sequence[str]
+) -> list[Argument]:
+    """In the order of `find.lua`'s header."""
+    hints = [keys.quote(hint) for hint in query.hints]
+    digests = [hash_field(digest) for digest in query.generation_digests]
+    return [
+        keys.quote(query.rendering_signature),
+        hash_field(query.request_hash),
+        idempotency_field(query.idempotency_key),
+        "",
+        hash_fields(query.chain),
+        keys.quote(query.attempt_id) if query.attempt_id else "",
+        worker,
+        query.mark,
+        ttl_ms,
+        *map(len, (hints, digests, cached, gone)),
+        *hints,
+        *digests,
+        *cached,
+        *gone,
+    ]
+
+
+def lineage_args(turn: str, cached: Sequence[str]) -> list[Argument]:
+    """To read one turn's lineage (a quoted id) and nothing else."""
+    return ["", "", "", turn, "", "", "", "none", 0, 0, 0, len(cached), 0, *cached]
 
 
 def commit_args(
@@ -31,6 +61,8 @@ def commit_args(
     opening: SessionOpening,
     text: bytes,
     idempotency_key: str,
+    *,
+    worker: str,
     now: str,
     ttl_ms: int,
 ) -> list[Argument]:
@@ -66,6 +98,7 @@ def commit_args(
         len(turn.delta) + len(turn.generation),
         len(turn.generation),
         turn.model,
+        worker,
         *session_fields(key, opening, now),
     ]
 
@@ -81,6 +114,8 @@ def refuse(answer: bytes, detail: Sequence[bytes], key: SessionKey, turn: Turn) 
         raise RenderingDiffers(key.session_id, turn.turn_id)
     if answer == b"answered":
         raise AlreadyAnswered(key.session_id, keys.unquote(detail[0].decode().split(" ")[0]))
+    if answer == b"fenced":
+        raise LeaseLost(key.session_id, turn.turn_id)
     if answer not in {b"committed", b"repeated"}:
         raise StoreCorrupt("commit", f"the script answered {answer!r}")
 

@@ -1,6 +1,7 @@
-"""The way to the server: how a client is made of a URL, what its errors become, what the server says of itself.
+"""The way to the server: how a client is made of a URL, and what its errors become.
 
-redis-py re-sends a command whose reply it did not get, so every command of the store is safe to repeat.
+redis-py re-sends a command whose reply it did not get, so every command of the store is safe to repeat. Everything is
+bounded: connections, the wait for one, each answer, and a call with all its repeats.
 """
 
 from __future__ import annotations
@@ -13,26 +14,33 @@ from typing import Any
 from redis import exceptions as theirs
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.asyncio.sentinel import (
+    Sentinel,
+    SentinelConnectionPool,
+    SentinelManagedConnection,
+    SentinelManagedSSLConnection,
+)
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 
+from store.address import Address, parse_address
+from store.cluster import Cluster
 from store.errors import (
-    EvictionEnabled,
-    ServerTooOld,
     StoreCorrupt,
     StoreError,
     StoreFull,
     StoreMisconfigured,
     StoreUnavailable,
 )
-from store.views import ServerFacts
+
+Client = Redis | Cluster
 
 _CONNECTIONS = 64  # a worker; more turns than this wait for one
 _ANSWER_S = 5.0
 _CONNECT_S = 2.0
 _PATIENCE_S = 10.0  # for one call with all its repeats: a server that restarts is ridden out
 _REPEATS = 10  # with the waits below 2 s or so where the server is not there at all
-
-_OLDEST = (7, 0)  # script flags
+_WATCHED_REPEATS = 60  # a failover by Sentinels is ridden out: as often as patience allows
+_SENTINEL_S = 0.5  # for one of several: the next one is asked soon
 
 # First match wins: subclasses stand above their parents.
 _TABLE: tuple[tuple[type[Exception], type[StoreError]], ...] = (
@@ -67,18 +75,84 @@ _WORDS: Mapping[str, type[StoreError]] = {
 }
 
 
-def open_client(url: str) -> Redis:
-    """A client of `redis://`, `rediss://` or `unix://`. Connects on first use; raises ValueError on other URLs."""
+def open_client(url: str) -> Client:
+    """A client of a server, of what Sentinels watch, or of a cluster; `store.address` has the forms.
+
+    Connects on first use. Raises ValueError on other URLs.
+    """
+    address = parse_address(url)
+    if address.kind == "cluster":
+        return Cluster(
+            address.hosts,
+            connections=_CONNECTIONS,
+            patience_s=_PATIENCE_S,
+            retry=_repeated(),
+            **_bounds(),
+            **(address.options or {}),
+        )
+    if address.kind == "sentinel":
+        return Redis.from_pool(_sentinel_pool(address))
     pool = BlockingConnectionPool.from_url(
-        url,
-        max_connections=_CONNECTIONS,
-        timeout=_ANSWER_S,
-        socket_timeout=_ANSWER_S,
-        socket_connect_timeout=_CONNECT_S,
-        health_check_interval=15,
-        retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.5), _REPEATS),
+        url, max_connections=_CONNECTIONS, timeout=_ANSWER_S, retry=_repeated(), **_bounds()
     )
     return Redis.from_pool(pool)
+
+
+def _bounds() -> dict[str, Any]:
+    return {"socket_timeout": _ANSWER_S, "socket_connect_timeout": _CONNECT_S, "health_check_interval": 15}
+
+
+def _repeated(times: int = _REPEATS) -> Retry:
+    return Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.5), times)
+
+
+class _AtPrimary:
+    """Asks the Sentinels at every connect: redis-py 8.1 does so at the first, then goes on to where the primary was."""
+
+    async def _connect(self: Any) -> None:
+        self.host, self.port = await self.connection_pool.get_master_address()
+        await super()._connect()  # type: ignore[misc]
+
+    async def _connect_retry(self: Any) -> None:
+        await self.connect_check_health(retry_socket_connect=False)
+
+
+class _Watched(_AtPrimary, SentinelManagedConnection):
+    """A connection to the primary of the moment."""
+
+
+class _WatchedTls(_AtPrimary, SentinelManagedSSLConnection):
+    """The same, encrypted."""
+
+
+class _WatchedPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Connections to the primary of the moment: bounded, where redis-py's own would refuse the one too many."""
+
+    async def aclose(self) -> None:
+        """The Sentinels' connections are this pool's affair too."""
+        await super().aclose()
+        await self.sentinel_manager.aclose()
+
+
+def _sentinel_pool(address: Address) -> _WatchedPool:
+    options = dict(address.options or {})
+    connection = _WatchedTls if options.pop("ssl", False) else _Watched
+    asked = {
+        "socket_timeout": _SENTINEL_S,
+        "socket_connect_timeout": _SENTINEL_S,
+        "retry": Retry(NoBackoff(), 0),
+        **(address.sentinel_options or {}),
+    }
+    return _WatchedPool(  # type: ignore[no-untyped-call]
+        address.service,
+        Sentinel(address.hosts, sentinel_kwargs=asked),  # type: ignore[no-untyped-call]
+        max_connections=_CONNECTIONS,
+        timeout=_ANSWER_S,
+        retry=_repeated(_WATCHED_REPEATS),
+        connection_class=connection,
+        **_bounds(),
+        **options,
+    )
 
 
 def ours(error: Exception) -> StoreError | None:
@@ -105,34 +179,3 @@ async def translated() -> AsyncIterator[None]:
         if meaning is None:
             raise
         raise meaning from error
-
-
-async def server_facts(client: Redis) -> ServerFacts:
-    """What the server says of itself. Raises ServerTooOld, EvictionEnabled, StoreError."""
-    async with translated():
-        said: Mapping[str, Any] = await client.info("everything")
-        fsync = await _append_fsync(client)
-    facts = ServerFacts(
-        product="valkey" if "valkey_version" in said else "redis",
-        version=str(said.get("valkey_version") or said["redis_version"]),
-        eviction_policy=str(said["maxmemory_policy"]),
-        append_only=bool(said.get("aof_enabled")),
-        append_fsync=fsync,
-        replicas=int(said.get("connected_slaves", 0)),
-    )
-    spoken = str(said["redis_version"])  # Valkey tells here which Redis it speaks as
-    if tuple(int(part) for part in spoken.split(".")[:2]) < _OLDEST:
-        raise ServerTooOld(spoken)
-    # A server without a limit is refused too: the limit may be set later, the policy then takes effect at once.
-    if facts.eviction_policy != "noeviction":
-        raise EvictionEnabled(facts.eviction_policy)
-    return facts
-
-
-async def _append_fsync(client: Redis) -> str:
-    """Managed servers forbid CONFIG: then it is not known."""
-    try:
-        said: Mapping[Any, Any] = await client.config_get("appendfsync")
-    except theirs.ResponseError:
-        return ""
-    return str(said.get("appendfsync", ""))

@@ -11,10 +11,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from redis.asyncio import Redis
-
 from store import keys
-from store.connection import translated
+from store.connection import Client, translated
 from store.errors import StoreCorrupt, StoreError
 from store.readable import hash_field, session_view, unhash_field
 from store.scripts import Command
@@ -42,7 +40,7 @@ class _Place(NamedTuple):
 class Directory:
     """Listings by last use and the content index. Owns one background task, which runs while there is work."""
 
-    def __init__(self, client: Redis) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
         self._pending: dict[_Place, dict[str, int]] = {}
         self._swept: dict[_Place, int] = {}  # rank that the next sweep begins at

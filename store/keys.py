@@ -29,9 +29,15 @@ In a tree, `ts1:{<tenant>:<root>}:` and then
   index:<sid>     HASH  chain hash -> turns, oldest first: the conversation up to and including the turn's reply
   requests:<sid>  HASH  request hash -> turns, oldest first; `key:<idempotency key>` -> turn and request hash
   rewards:<sid>   HASH  turn -> JSON {reward, source, at}
- laid out for *Exactly once* and *Trainer*, which fill them
-  attempts:<sid>  HASH  request hash or `key:<idempotency key>` -> attempt id (the fence) and its worker
-  delivered       HASH  turn -> 1 delivered, 0 seen undelivered; absent: not known
+  attempts:<sid>  HASH  what runs now; an attempt's id is the id of the turn that it will commit:
+                        request hash -> `attempt worker` for each, oldest first;
+                        `key:<idempotency key>` -> `attempt worker <request hash>`;
+                        `waits:<attempt>` -> a number that grows while clients wait for it beside its own;
+                        `taken:<attempt>` -> who took over, "%" when it was given up: it commits no more
+  delivered       HASH  turn -> who delivers it: a worker, or `worker attempt` of a replay. "0": seen undelivered.
+                        Absent: delivered. By a worker that is gone: not known
+  fence           STRING  empty, lives a millisecond: what `WAIT` waits behind (see `replication`)
+ laid out for *Trainer*, which fills them
   sessions        SET   the tree's session ids, once it has forks; keys go with the last of them
   pins            HASH  checkpoint -> the session's heads at that instant; while it exists the tree has no TTL
   superseded      SET   turns that a restore in place took out of find, replay and samples
@@ -45,13 +51,15 @@ Beside the trees, each in a slot of its own
   ts1:{<tenant>~<chain hash>}:seen      ZSET  `<turn> <session> <generation digest>` -> commit time, ms: which unnamed
                                               sessions hold this conversation. Written before the commit, verified by
                                               `find`, newest 1,024 kept
+  ts1:{<tenant>~<request hash>}:asked   ZSET  `<turn> <session>` -> commit time, ms: first turns of unnamed sessions,
+                                              for marked retries. As `seen`
+  ts1:{worker:<id>}:alive               STRING  a worker lives: JSON {host, pid, started}. TTL of seconds, rewritten
+                                              while it runs
  laid out for later
-  ts1:{<tenant>~<request hash>}:asked   ZSET  first requests of unnamed sessions -> session (marked retries)
   ts1:{<tenant>}:finished:<run>         ZSET  finished sessions that no consumer has acknowledged
   ts1:{<tenant>}:claims:<run>           HASH  claim -> consumer, lease, its sessions, delivery count
   ts1:{<tenant>}:checkpoints            HASH  name -> JSON summary
   ts1:{<tenant>}:checkpoint:<name>      HASH  session -> heads
-  ts1:{worker:<id>}:alive               STRING  a worker's liveness, short TTL
   ts1:{key:<sha256>}:apikey             HASH  tenant and session of a session's own API key
 
  written by `migrations`
@@ -60,7 +68,8 @@ Beside the trees, each in a slot of its own
   ts1:schema                            HASH  layout -> the version of these keys
 
 TTL: every key of a tree gets the session's `ttl_s` (else the store's default) in the commit that uses it, rewritten
-once a sixteenth of it has passed; `seen` gets it once, when written. Listings are pruned instead.
+once a sixteenth of it has passed; `seen` and `asked` get it once, when written. Listings are pruned instead.
+`attempts`, which may be there before its session, always has one.
 """
 
 from __future__ import annotations
@@ -75,7 +84,8 @@ PREFIX = f"ts{SCHEMA_VERSION}"
 NOTHING = "%"  # an empty id; percent-encoding never writes a bare %
 TOMBSTONE_TTL_MS = 7 * 86_400_000  # of a deleted session that had no TTL of its own
 SEEN_KEPT = 1024
-SEEN_TTL_MS = 30 * 86_400_000  # of `seen` where sessions have no TTL
+SEEN_TTL_MS = 30 * 86_400_000  # of `seen` and `asked` where sessions have no TTL
+ATTEMPTS_TTL_MS = 86_400_000  # of `attempts` where sessions have no TTL
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]+")
 
@@ -122,7 +132,18 @@ class Tree:
             f"{tag}:index:{sid}",
             f"{tag}:requests:{sid}",
             f"{tag}:rewards:{sid}",
+            f"{tag}:attempts:{sid}",
+            f"{tag}:delivered",
         )
+
+    def attempts(self, session_id: str) -> str:
+        """What runs in a session now."""
+        return f"{self.tag}:attempts:{quote(session_id)}"
+
+    @property
+    def delivered(self) -> str:
+        """Turns that are not known to be delivered."""
+        return f"{self.tag}:delivered"
 
 
 def listing(tenant: str, run_id: str = "") -> str:
@@ -134,3 +155,13 @@ def listing(tenant: str, run_id: str = "") -> str:
 def seen(tenant: str, chain_field: str) -> str:
     """Where unnamed sessions that hold this conversation are remembered."""
     return f"{PREFIX}:{{{quote(tenant)}~{chain_field}}}:seen"
+
+
+def asked(tenant: str, request_field: str) -> str:
+    """Where first turns of unnamed sessions are remembered by their request."""
+    return f"{PREFIX}:{{{quote(tenant)}~{request_field}}}:asked"
+
+
+def alive(worker_id: str) -> str:
+    """There while the worker runs."""
+    return f"{PREFIX}:{{worker:{worker_id}}}:alive"

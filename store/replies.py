@@ -13,9 +13,22 @@ from splice.locate import Candidate
 from splice.types import Head, IdArray, Lineage, Rendering, TokenRun, Turn
 from store import codec
 from store.errors import StoreCorrupt
-from store.keys import NOTHING, unquote
+from store.keys import NOTHING, quote, unquote
 from store.readable import Link, RootFact, parse_link, session_view, unhash_field
-from store.views import EarlierTurn, FindQuery, Forest, Found, Reward, SessionKey, SessionView
+from store.views import (
+    EarlierTurn,
+    FindQuery,
+    Forest,
+    Found,
+    Generate,
+    Join,
+    Mismatch,
+    Replay,
+    Reward,
+    SessionKey,
+    SessionView,
+    Verdict,
+)
 
 Upgrade = Callable[[bytes], bytes]
 
@@ -101,8 +114,8 @@ def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def forest(key: SessionKey, hashes: Sequence[Mapping[bytes, bytes]], upgrade: Upgrade) -> Forest:
-    """From the whole of a tree's hashes, in the order of `keys.Tree.all` without index and requests."""
-    session, links, turns, tokens, log_probs, text, shared, rewards = hashes
+    """From the whole of a tree's hashes, in the order of `keys.Tree.all` without index, requests and attempts."""
+    session, links, turns, tokens, log_probs, text, shared, rewards, undelivered = hashes
     lines = {turn: parse_link(line, turn.decode()) for turn, line in links.items()}
     roots: dict[str, RootFact] = {}
     decoded = []
@@ -123,7 +136,13 @@ def forest(key: SessionKey, hashes: Sequence[Mapping[bytes, bytes]], upgrade: Up
             shared.get(root.rendering.encode()),
         )
         decoded.append(stored.decode(upgrade))
-    return Forest(session_view(key, session), tuple(decoded), _rewards(rewards))
+    delivered = {turn.turn_id: delivery(undelivered.get(quote(turn.turn_id).encode())) for turn in decoded}
+    return Forest(session_view(key, session), tuple(decoded), _rewards(rewards), delivered)
+
+
+def delivery(entry: bytes | None) -> bool | None:
+    """What an entry of `delivered` means; a worker's name: nobody knows yet, or for ever."""
+    return True if entry is None else False if entry == b"0" else None
 
 
 def _rewards(entries: Mapping[bytes, bytes]) -> dict[str, Reward]:
@@ -192,8 +211,9 @@ def _candidate(depth: int, turn: bytes, line: bytes, root: bytes) -> Candidate:
 
 def found(query: FindQuery, reply: Sequence[Any], lineage: Lineage | None) -> Found:
     """Everything that `find.lua` answers."""
-    fixed, hits, earlier, idempotent, unknown, _ = reply
+    fixed, hits, earlier, idempotent, unknown, _, words = reply
     chosen = candidates(hits)
+    verdict, suspects = _verdict(*(word.decode() for word in words))
     return Found(
         session=_session(query.key, fixed, chosen),
         candidates=chosen,
@@ -204,7 +224,23 @@ def found(query: FindQuery, reply: Sequence[Any], lineage: Lineage | None) -> Fo
         ),
         idempotent=_answer(idempotent),
         unknown_hints=tuple(unquote(hint.decode()) for hint in unknown),
+        verdict=verdict,
+        suspects=suspects,
     )
+
+
+def _verdict(kind: str, *facts: str) -> tuple[Verdict, frozenset[str]]:
+    """The verdict, and the workers that it takes to be alive."""
+    match kind, facts:
+        case "replay", (turn,):
+            return Replay(unquote(turn)), frozenset()
+        case "join", (attempt, worker):
+            return Join(unquote(attempt), worker), frozenset({worker})
+        case "mismatch", _:
+            return Mismatch(), frozenset(facts)
+        case "generate", _:
+            return Generate(), frozenset(facts)
+    raise StoreCorrupt("find", f"the script answered {kind!r}")
 
 
 def _session(key: SessionKey, fixed: Sequence[bytes], hits: Sequence[Candidate]) -> SessionView | None:

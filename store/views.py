@@ -56,12 +56,28 @@ class SessionView:
     reward: float | None = None
 
 
+# How a request says that it repeats one: not at all, by a retry count, by an Idempotency-Key; "asked" looks for an
+# undelivered answer and leases nothing.
+Mark = Literal["none", "retry", "key", "asked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What an attempt holds while it runs. Its id is the id of the turn that it will commit."""
+
+    key: SessionKey
+    attempt_id: str
+    request_hash: bytes
+    idempotency_key: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class FindQuery:
     """Everything `find` needs to know of a request.
 
     chain: the chain hash at each assistant message, in request order (shallowest first).
     hints: turn ids the client echoed, strongest first; `Found.unknown_hints` tells which the session lacks.
+    attempt_id: who is to get the lease; empty, the verdict is told and nothing is written.
     """
 
     key: SessionKey
@@ -71,6 +87,42 @@ class FindQuery:
     hints: tuple[str, ...] = ()
     generation_digests: tuple[bytes, ...] = ()  # echoed token ids, for ties; any depth
     idempotency_key: str = ""
+    attempt_id: str = ""
+    mark: Mark = "none"
+
+    @property
+    def lease(self) -> Lease:
+        """What the attempt gets when it is to generate."""
+        return Lease(self.key, self.attempt_id, self.request_hash, self.idempotency_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Nothing answers this request: the attempt has the lease, unless the session is closed or nothing was asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A committed turn answers it."""
+
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Another attempt, by `worker`, is about to answer it."""
+
+    attempt_id: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The idempotency key belongs to another request."""
+
+
+Verdict = Generate | Replay | Join | Mismatch
+Outcome = Literal["running", "committed", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +139,7 @@ class Found:
 
     `lineage` is that of the candidate the server expects to be chosen; `lineage_of` reads another.
     `idempotent` is the turn committed under the query's idempotency key, with its request hash.
+    `suspects` are the workers on whose life the verdict depends.
     """
 
     session: SessionView | None
@@ -95,6 +148,8 @@ class Found:
     equal_requests: tuple[EarlierTurn, ...] = ()  # oldest first
     idempotent: tuple[str, bytes] | None = None
     unknown_hints: tuple[str, ...] = ()
+    verdict: Verdict = Generate()
+    suspects: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +197,4 @@ class Forest:
     session: SessionView
     turns: tuple[Turn, ...]
     rewards: Mapping[str, Reward] = field(default_factory=dict)  # by turn id, where a turn has its own
+    delivered: Mapping[str, bool | None] = field(default_factory=dict)  # by turn id; None: not known

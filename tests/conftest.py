@@ -1,10 +1,12 @@
-"""Fixtures that more than one folder uses: a private Redis server and a store on it."""
+"""Fixtures that more than one folder uses: a private Redis server and a store on it.
+
+Tests marked `topologies` run three times: on that server, on one that Sentinels watch, and on a cluster.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -14,6 +16,9 @@ from hypothesis import settings
 from store.embedded import EmbeddedRedis, find_server
 from store.errors import NoServer
 from store.redis import RedisStore
+from tests.servers import Shards, Watched, free_port
+
+TOPOLOGIES = ("standalone", "sentinel", "cluster")
 
 # Property tests say the same every time, however slow the machine is.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -36,11 +41,13 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "topologies: runs on a single server, behind Sentinels and on a cluster")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("topologies") and "redis_url" in metafunc.fixturenames:
+        metafunc.parametrize("redis_url", TOPOLOGIES, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
@@ -64,8 +71,26 @@ def redis_server(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def redis_url(redis_server: RedisServer) -> str:
-    return redis_server.url
+def watched(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """Three Sentinels, a primary and a replica, for tests that break nothing."""
+    with Watched(redis_binary, tmp_path_factory.mktemp("watched"), down_after_ms=30_000) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def shards(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shards]:
+    """A cluster of three primaries with a replica each, for tests that break nothing."""
+    with Shards(redis_binary, tmp_path_factory.mktemp("shards"), node_timeout_ms=30_000) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def redis_url(request: pytest.FixtureRequest) -> str:
+    """Where the store's tests work: the single server, unless a test is marked `topologies`."""
+    named = {"standalone": "redis_server", "sentinel": "watched", "cluster": "shards"}
+    servers = request.getfixturevalue(named[getattr(request, "param", "standalone")])
+    assert isinstance(servers, RedisServer | Watched | Shards)
+    return servers.url
 
 
 @pytest.fixture

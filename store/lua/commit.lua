@@ -1,9 +1,11 @@
 #!lua
 --[[
-Appends one turn to a session, making the session when a root turn comes first. Every check precedes the first write,
-and a turn that is there already is left alone, so the call may be repeated for ever.
+Appends one turn to a session, making the session when a root turn comes first, and ends the turn's lease, refused or
+not. Every check precedes the first write of the turn, and a turn that is there already is left alone, so the call may
+be repeated for ever. A lease that vanished is no reason to refuse; one that was taken over is.
 
 KEYS  1 session  2 links  3 turns  4 tokens  5 logprobs  6 text  7 shared  8 index  9 requests  10 rewards
+     11 attempts  12 delivered
 ARGV  1 turn  2 parent or "%"  3 root  4 rendering signature  5 root fact (roots only)
       6 now, ISO-8601  7 the store's TTL in ms, 0 for none
       8 link line but for its first two fields
@@ -11,13 +13,15 @@ ARGV  1 turn  2 parent or "%"  3 root  4 rendering signature  5 root fact (roots
      13 record  14 text  15 settings' field  16 settings  17 rendering's field or "%"  18 rendering
      19 chain hash  20 request hash  21 idempotency field or ""
      22 tokens  23 sampled tokens  24 model
-     25 ... the session's fields, name, value ..., should it have to be made
+     25 worker  26 ... the session's fields, name, value ..., should it have to be made
 Result
   {"committed", the session's run} {"repeated", the session's run}
   {"deleted"} {"finished"} {"no_parent"} {"other_rendering"}
+  {"fenced", the attempt that took over, or "%"}
   {"answered", turn and request hash under the idempotency field}
 ]]
 local session, links, turns, tokens, log_probs, text, shared, index, requests = unpack(KEYS)
+local attempts, delivered = KEYS[11], KEYS[12]
 local turn, parent, root, signature = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local now, default_ttl_ms, tail = ARGV[6], tonumber(ARGV[7]), ARGV[8]
 local delta_field, delta, generated, probabilities = ARGV[9], ARGV[10], ARGV[11], ARGV[12]
@@ -29,6 +33,23 @@ local state, n_turns, n_tokens, n_sampled, ttl_s, run =
   unpack(redis.call('HMGET', session, 'state', 'turns', 'tokens', 'sampled_tokens', 'ttl_s', 'run'))
 
 if redis.call('HEXISTS', links, turn) == 1 then return {'repeated', run or ''} end
+local taken = redis.call('HGET', attempts, 'taken:' .. turn)
+if taken then return {'fenced', taken} end
+
+local left = {}
+for id, worker in string.gmatch(redis.call('HGET', attempts, request) or '', '(%S+) (%S+)') do
+  if id ~= turn then left[#left + 1] = id .. ' ' .. worker end
+end
+if #left > 0 then
+  redis.call('HSET', attempts, request, table.concat(left, ' '))
+else
+  redis.call('HDEL', attempts, request)
+end
+redis.call('HDEL', attempts, 'waits:' .. turn)
+if idempotency ~= '' and string.match(redis.call('HGET', attempts, idempotency) or '', '^%S+') == turn then
+  redis.call('HDEL', attempts, idempotency)
+end
+
 if state == 'deleted' or state == 'finished' then return {state} end
 local parent_line
 if parent ~= NOTHING then
@@ -50,10 +71,12 @@ local function plus(before, added)
   return string.format('%.0f', (tonumber(before) or 0) + tonumber(added))
 end
 
-if not state then redis.call('HSET', session, unpack(ARGV, 25)) end
+if not state then redis.call('HSET', session, unpack(ARGV, 26)) end
 if parent_line and string.sub(parent_line, 1, 1) == '0' then
   redis.call('HSET', links, parent, '1' .. string.sub(parent_line, 2))
 end
+redis.call('HDEL', delivered, parent) -- who goes on from a turn has received it
+redis.call('HSET', delivered, turn, ARGV[25])
 redis.call('HSET', links, turn, '0 ' .. redis.call('HLEN', links) + 1 .. ' ' .. tail)
 redis.call('HSET', turns, turn, ARGV[13])
 redis.call('HSET', text, turn, ARGV[14])

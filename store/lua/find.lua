@@ -1,12 +1,15 @@
-#!lua flags=no-writes
 --[[
-Everything a request needs to know of a session, in one call.
+Everything a request needs to know of a session, in one call, and the lease under which it may be generated.
 
-KEYS  1 session  2 links  3 turns  4 tokens  5 index  6 requests
+No shebang: so a full or read-only server refuses the lease, the only thing that is written, and not the reading.
+
+KEYS  1 session  2 links  3 turns  4 tokens  5 index  6 requests  7 attempts  8 delivered
 ARGV  1 rendering signature  2 request hash  3 idempotency field or ""
       4 turn whose lineage is wanted, or "" for that of the turn which `splice.locate` is expected to choose
       5 chain hashes, shallowest first, in one string: 24 characters each, of which the first 22 are the field
-      6 number of hints, 7 of generation digests, 8 of turns that the caller has cached,
+      6 attempt, "" to be told the verdict and write nothing  7 its worker
+      8 mark: "none", "retry", "key"; "asked" to replay or do nothing  9 TTL of `attempts` in ms
+     10 number of hints, 11 of generation digests, 12 of turns that the caller has cached, 13 of workers that are gone,
       then these lists one after another; hints strongest first
 Result
   1 the session's fixed fields: name, value, name, value ...; empty when there is no session
@@ -17,12 +20,15 @@ Result
   5 the hints that this session lacks
   6 the lineage {turn, link line, record, root fact, cached turn it starts after or "", lengths, chunk, chunk ...}
     or {} for none; a lost ancestor ends it with {turn, ""}
+  7 the verdict: {"generate", worker ...}: leased, unless one of these workers, whose turns are not known to be
+    delivered, is gone; {"replay", turn} {"join", attempt, worker} {"mismatch"}; where a worker is gone, ask again
 
 A turn's line is read, never its record. Cached turns only count when they still have a line, so a server that lost
-data is noticed here.
+data is noticed here. The call may be repeated for ever: an attempt knows its lease, and a replay its claim.
 ]]
-local session, links, turns, tokens, index, requests = unpack(KEYS)
+local session, links, turns, tokens, index, requests, attempts, delivered = unpack(KEYS)
 local signature, request, idempotency, wanted, chain = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local attempt, worker, mark, lease_ttl_ms = ARGV[6], ARGV[7], ARGV[8], ARGV[9]
 local NOTHING = '%'
 local FIXED = {
   'id', 'tenant', 'schema', 'state', 'created', 'updated', 'run', 'group', 'group_size', 'metadata',
@@ -30,7 +36,7 @@ local FIXED = {
   'model', 'turns', 'tokens', 'sampled_tokens', 'last_turn', 'status', 'reward',
 }
 
-local at = 8
+local at = 13
 local function list(count)
   local items = {}
   for i = 1, tonumber(count) do items[i] = ARGV[at + i] end
@@ -42,8 +48,8 @@ local function set(items)
   for _, item in ipairs(items) do members[item] = true end
   return members
 end
-local hints = list(ARGV[6])
-local digests, cached = set(list(ARGV[7])), set(list(ARGV[8]))
+local hints = list(ARGV[10])
+local digests, cached, gone = set(list(ARGV[11])), set(list(ARGV[12])), set(list(ARGV[13]))
 
 local function parse(line)
   local words = {}
@@ -164,6 +170,115 @@ local function lineage(head)
   return answer
 end
 
+-- The verdict: DESIGN's table of retries, in the order of preference.
+
+local acts, state = attempt ~= '', redis.call('HGET', session, 'state')
+
+local function running(field)
+  local pairs_, text = {}, redis.call('HGET', attempts, field) or ''
+  for id, by in string.gmatch(text, '(%S+) (%S+)') do pairs_[#pairs_ + 1] = {id = id, worker = by} end
+  return pairs_
+end
+
+local function generate(suspects)
+  if acts and mark ~= 'asked' and state ~= 'deleted' and state ~= 'finished'
+    and redis.call('HEXISTS', attempts, 'taken:' .. attempt) == 0 then
+    local mine, others = attempt .. ' ' .. worker, redis.call('HGET', attempts, request)
+    if not others or not string.find(' ' .. others .. ' ', ' ' .. mine .. ' ', 1, true) then
+      redis.call('HSET', attempts, request, others and others .. ' ' .. mine or mine)
+    end
+    if idempotency ~= '' then redis.call('HSET', attempts, idempotency, mine .. ' ' .. request) end
+    if redis.call('PTTL', attempts) == -1 then
+      local left = redis.call('PTTL', session)
+      redis.call('PEXPIRE', attempts, left > 0 and left or lease_ttl_ms)
+    end
+  end
+  return {'generate', unpack(suspects or {})}
+end
+
+local function join(held)
+  if acts then redis.call('HINCRBY', attempts, 'waits:' .. held.id, 1) end
+  return {'join', held.id, held.worker}
+end
+
+local function take_over(lost, field)
+  if not acts then return end
+  local left = {}
+  for _, one in ipairs(running(field)) do
+    if one.id ~= lost.id then left[#left + 1] = one.id .. ' ' .. one.worker end
+  end
+  if #left > 0 then
+    redis.call('HSET', attempts, field, table.concat(left, ' '))
+  else
+    redis.call('HDEL', attempts, field)
+  end
+  redis.call('HDEL', attempts, 'waits:' .. lost.id)
+  redis.call('HSET', attempts, 'taken:' .. lost.id, attempt)
+end
+
+local function by_key()
+  local answered = redis.call('HGET', requests, idempotency)
+  if answered then
+    local turn, asked = string.match(answered, '^(%S+) (%S+)')
+    return asked == request and {'replay', turn} or {'mismatch'}
+  end
+  local id, by, asked = string.match(redis.call('HGET', attempts, idempotency) or '', '^(%S+) (%S+) (%S+)')
+  -- The field outlives an attempt that was taken over without its key, so its lease is what counts.
+  for _, held in ipairs(id and running(asked) or {}) do
+    if held.id == id and id ~= attempt then
+      if not gone[by] then return asked == request and join(held) or {'mismatch', by} end
+      take_over(held, asked)
+    end
+  end
+  return generate()
+end
+
+-- A claimed turn is being delivered: the next unmarked repeat is another sample. It is a courtesy; a full server's
+-- refusal must not withhold the reply.
+local function replay(turn, claimed)
+  if acts and claimed then redis.pcall('HSET', delivered, turn, worker .. ' ' .. attempt) end
+  return {'replay', turn}
+end
+
+local function committed()
+  local unread, undecided, untouched, suspects = nil, nil, nil, {}
+  for turn in string.gmatch(redis.call('HGET', requests, request) or '', '%S+') do
+    local line = redis.call('HGET', links, turn)
+    if line then
+      local by, claim = string.match(redis.call('HGET', delivered, turn) or '', '^(%S+) ?(%S*)')
+      if by and (by == '0' or gone[by] or (acts and claim == attempt)) then
+        unread = turn
+      elseif by then
+        undecided = turn
+        if by ~= worker then suspects[#suspects + 1] = by end
+      elseif string.sub(line, 1, 1) == '0' then
+        untouched = turn
+      end
+    end
+  end
+  return unread, undecided, untouched, suspects
+end
+
+local function by_request()
+  local unread, undecided, untouched, suspects = committed()
+  if unread then return replay(unread, true) end
+  if mark ~= 'retry' then return generate(suspects) end
+  if undecided then return replay(undecided) end
+  local live, lost
+  for _, one in ipairs(running(request)) do
+    if one.id ~= attempt then
+      if gone[one.worker] then lost = one else live = one end
+    end
+  end
+  if live then return join(live) end
+  if lost then
+    take_over(lost, request)
+  elseif untouched then
+    return replay(untouched)
+  end
+  return generate()
+end
+
 local found, equal = candidates()
 return {
   fixed_fields(),
@@ -172,4 +287,5 @@ return {
   idempotency ~= '' and redis.call('HGET', requests, idempotency),
   unknown(),
   lineage(wanted ~= '' and wanted or expected(equal)),
+  request ~= '' and (mark == 'key' and by_key() or by_request()) or {},
 }

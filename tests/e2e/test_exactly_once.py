@@ -307,7 +307,7 @@ async def test_deleting_the_session_ends_a_turn_and_all_who_wait_for_it(four: St
     await four.assert_last_aborted()
 
 
-async def test_a_client_that_leaves_in_mid_reply_or_before_it_is_noted(four: Stack) -> None:
+async def test_an_answer_whose_last_client_left_before_it_is_noted_and_kept_for_a_repeat(four: Stack) -> None:
     request = Request(four)
     task = await request.running(delay_s=1.0)
     retry = asyncio.create_task(request.send(RETRY))  # keeps it running

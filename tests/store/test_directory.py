@@ -13,6 +13,8 @@ from store.redis import RedisStore
 from store.views import SessionKey, SessionOpening
 from tests.store.building import Conversation, digest_of, grown
 
+pytestmark = pytest.mark.topologies
+
 
 async def listed(store: RedisStore, tenant: str, run: str = "", limit: int = 100) -> list[str]:
     """Every listed session, page by page."""

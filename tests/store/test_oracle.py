@@ -16,9 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from splice.locate import Parent, locate
 from splice.types import Message
+from store import keys
 from store.errors import StoreError
 from store.redis import RedisStore
-from store.views import SessionKey, SessionOpening
+from store.tasks import end
+from store.views import FindQuery, SessionKey, SessionOpening
 from tests.oracle import Oracle
 from tests.store.building import Conversation, digest_of
 
@@ -30,6 +32,7 @@ WORDS = st.sampled_from(["x", "y"])  # few, so that conversations coincide
 KEYS = st.sampled_from(["", "", "", "k1", "k 2"])
 SIZES = st.tuples(st.integers(0, 40), st.integers(0, 40))
 PICK = st.integers(0, 10**6)
+MARKS = st.sampled_from(["none", "none", "retry", "retry", "key", "asked"])
 
 
 async def outcome(work: Awaitable[Any]) -> Any:
@@ -60,11 +63,25 @@ class StoreMachine(RuleBasedStateMachine):
         # One worker remembers nearly nothing, so both ways of reading are taken.
         sizes = (1 << 20, 900)
         self.workers = [self.runner.run(RedisStore.connect(self.url, cache_bytes=size)) for size in sizes]
+        self.asked: list[tuple[int, FindQuery, Conversation]] = []  # every attempt ever begun
+        self.dead: set[int] = set()
+        for worker in (0, 1):
+            self.runner.run(self.hold_alive(worker))
 
     def teardown(self) -> None:
         for worker in self.workers:
             self.runner.run(worker.close())
         self.runner.close()
+
+    async def hold_alive(self, worker: int) -> None:
+        """Alive until a rule says otherwise, however slow the machine is."""
+        liveness = self.workers[worker]._liveness
+        await liveness.announce()
+        await end(liveness._task)
+        await self.workers[worker]._client.persist(keys.alive(liveness.worker_id))
+
+    def names(self, workers: set[int]) -> set[str]:
+        return {self.workers[worker]._liveness.worker_id for worker in workers}
 
     def key(self, session: str) -> SessionKey:
         return SessionKey(self.tenant, session)
@@ -73,7 +90,8 @@ class StoreMachine(RuleBasedStateMachine):
         turn = conversation.head
         store = self.workers[worker]
         answered = self.runner.run(outcome(store.commit(key, turn, OPENING, idempotency_key=idempotency_key)))
-        assert answered == outcome_of(lambda: self.oracle.commit(key, turn, OPENING, idempotency_key))
+        name = store._liveness.worker_id
+        assert answered == outcome_of(lambda: self.oracle.commit(key, turn, OPENING, idempotency_key, name))
         self.made.append((key, conversation))
 
     @rule(worker=WORKERS, session=SESSIONS, signature=SIGNATURES, said=WORDS, reply=WORDS, sizes=SIZES, ikey=KEYS)
@@ -146,6 +164,71 @@ class StoreMachine(RuleBasedStateMachine):
         if found.lineage:
             assert np.array_equal(found.lineage.tokens, self.oracle.lineage(key, found.lineage.head.turn_id))
 
+    # Attempts. Each of their steps is one atomic call, so rules in any order are two clients interleaved at every
+    # await: an attempt may be asked for, taken over, committed, given up and asked for again at any moment.
+
+    @rule(worker=WORKERS, session=SESSIONS, said=WORDS, mark=MARKS, ikey=st.sampled_from(["k1", "k 2"]), pick=PICK)
+    def ask(self, worker, session, said, mark, ikey, pick) -> None:
+        key, parent = (
+            self.made[pick % len(self.made)] if self.made and pick % 3 else (self.key(session), Conversation())
+        )
+        signature = parent.head.rendering_signature if parent.turns else "a" * 32
+        attempt = parent.then(self.rng, said=said, reply=Message("assistant", "z"), signature=signature)
+        ikey = ikey if mark == "key" else ""
+        query = attempt.same_query(key, attempt_id=attempt.head.turn_id, mark=mark, idempotency_key=ikey)
+        self.asked.append((worker, query, attempt))
+        self.ask_again(len(self.asked) - 1)
+
+    @rule(pick=PICK)
+    def ask_again(self, pick) -> None:
+        if self.asked:
+            worker, query, _ = self.asked[pick % len(self.asked)]
+            found = self.runner.run(self.workers[worker].find(query))
+            gone = self.names(self.dead - {worker})
+            assert found.verdict == self.oracle.verdict(query, self.workers[worker]._liveness.worker_id, gone)
+
+    @rule(pick=PICK)
+    def commit_attempt(self, pick) -> None:
+        if self.asked:
+            worker, query, attempt = self.asked[pick % len(self.asked)]
+            self.offer(worker, query.key, attempt, query.idempotency_key)
+
+    @rule(pick=PICK)
+    def release(self, pick) -> None:
+        if self.asked:
+            worker, query, _ = self.asked[pick % len(self.asked)]
+            self.runner.run(self.workers[worker].release(query.lease))
+            self.oracle.release(query.lease)
+
+    @rule(pick=PICK, other=WORKERS)
+    def wait_for(self, pick, other) -> None:
+        if self.asked:
+            worker, query, _ = self.asked[pick % len(self.asked)]
+            facts = (query.key, query.attempt_id, self.workers[worker]._liveness.worker_id, query.request_hash)
+            answered = self.runner.run(outcome(self.workers[other].outcome(*facts)))
+            gone = self.names(self.dead - {other})
+            assert answered == outcome_of(lambda: self.oracle.outcome(*facts, gone))
+
+    @rule(worker=WORKERS, pick=PICK, delivered=st.booleans())
+    def mark(self, worker, pick, delivered) -> None:
+        if self.made:
+            key, conversation = self.made[pick % len(self.made)]
+
+            async def written() -> None:
+                self.workers[worker].mark(key, conversation.head.turn_id, delivered=delivered)
+                await self.workers[worker]._attempts._flush()
+
+            self.runner.run(written())
+            self.oracle.mark(key, conversation.head.turn_id, delivered=delivered)
+
+    @rule(worker=WORKERS, lives=st.booleans())
+    def die_or_live(self, worker, lives) -> None:
+        liveness = self.workers[worker]._liveness
+        name = keys.alive(liveness.worker_id)
+        client = self.workers[worker]._client
+        self.runner.run(client.set(name, liveness._facts) if lives else client.delete(name))
+        (self.dead.discard if lives else self.dead.add)(worker)
+
     @rule(worker=WORKERS, pick=PICK)
     def lineage_of(self, worker, pick) -> None:
         if self.made:
@@ -162,6 +245,8 @@ class StoreMachine(RuleBasedStateMachine):
                 forest = self.runner.run(outcome(self.workers[0].turns(self.key(session))))
                 expected = outcome_of(lambda session=session: self.oracle.turns(self.key(session)))
                 assert (forest if isinstance(forest, tuple) else forest.turns) == expected
+                if not isinstance(forest, tuple):
+                    assert forest.delivered == self.oracle.delivered(self.key(session))
 
 
 def test_the_store_does_what_the_model_does(redis_url):
@@ -169,8 +254,8 @@ def test_the_store_does_what_the_model_does(redis_url):
     run_state_machine_as_test(
         StoreMachine,
         settings=settings(
-            max_examples=25,
-            stateful_step_count=40,
+            max_examples=50,
+            stateful_step_count=60,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),
