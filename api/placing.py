@@ -17,8 +17,7 @@ from typing import Any
 from api.errors import TurnInProgress
 from api.ids import new_session_id
 from api.request import Caller, TurnRequest
-from splice.locate import Candidate, Located, Root, locate
-from splice.types import Message, Rendering
+from splice.locate import Candidate, Located, RenderingChanged, Root, locate
 from store.redis import RedisStore
 from store.views import FindQuery, Found, Join, Lease, Mark, Replay, SessionKey
 
@@ -33,11 +32,8 @@ class Reading:
     """A request as the rules see it. chain: the conversation's hash at each assistant message."""
 
     request: TurnRequest
-    messages: tuple[Message, ...]
-    rendering: Rendering
     signature: str
     chain: tuple[bytes, ...]
-    full_chain: tuple[bytes, ...]
     sampling: Mapping[str, Any]
     request_hash: bytes
 
@@ -106,8 +102,8 @@ class Places:
         if not keys:
             return await self._new_session(reading, caller, attempt_id, mark)
         queries = [_query(key, reading, caller, attempt_id if len(keys) == 1 else "", mark) for key in keys]
-        founds = await asyncio.gather(*(self._store.find(query) for query in queries))
-        candidates = [(c, n) for n, found in enumerate(founds) for c in found.candidates]
+        founds = await self._asked(queries)
+        candidates = [(c, n) for n, f in enumerate(founds) if named or _open(f) for c in f.candidates]
         located = locate(
             [c for c, _ in candidates],
             reading.request.echoes,
@@ -116,6 +112,9 @@ class Places:
             session_has_turns=any(f.session is not None and f.session.turns for f in founds),
             unknown=frozenset.intersection(*(frozenset(f.unknown_hints) for f in founds)),
         )
+        if isinstance(located, RenderingChanged) and not named and not _echoed(located.candidate, reading):
+            # Equal words in another conversation: this one was never ours to continue.
+            located = Root("unknown_history")
         chosen = _chosen(located)
         home = next((n for c, n in candidates if c == chosen), None)
         if mark != "none" or len(keys) == 1:
@@ -130,6 +129,12 @@ class Places:
             query = replace(query, attempt_id=attempt_id)
             found = await self._store.find(query)
         return Place(query.key, found, located, query.lease, unnamed=not named)
+
+    async def _asked(self, queries: Sequence[FindQuery]) -> list[Found]:
+        """One query may take a lease, so it is awaited here: a task of its own could outlive a cancellation."""
+        if len(queries) == 1:
+            return [await self._store.find(queries[0])]
+        return await asyncio.gather(*(self._store.find(query) for query in queries))
 
     async def _give_up(self, query: FindQuery) -> None:
         if query.attempt_id:
@@ -196,6 +201,16 @@ def _query(key: SessionKey, reading: Reading, caller: Caller, attempt_id: str, m
         attempt_id=attempt_id,
         mark=mark,
     )
+
+
+def _open(found: Found) -> bool:
+    return found.session is None or found.session.state == "open"
+
+
+def _echoed(candidate: Candidate, reading: Reading) -> bool:
+    """Whether the client echoed something that only this turn's own client was sent."""
+    digests = {echo.generation_digest for echo in reading.request.echoes if echo.depth == candidate.depth}
+    return candidate.turn_id in reading.hints or candidate.generation_digest in digests
 
 
 def _chosen(located: Located) -> Candidate | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from splice.identity import Conversation
 from splice.locate import Echo
-from splice.types import Message, Rendering, Turn
+from splice.types import Rendering, Turn
 from store.views import SessionKey
 
 
@@ -28,7 +29,7 @@ class TurnRequest:
     sent back of our ids, by assistant message. parse_calls: False when the client forbade tool calls.
     """
 
-    messages: tuple[Message, ...]
+    conversation: Conversation
     rendering: Rendering
     sampling: Mapping[str, Any]
     max_tokens: int | None = None

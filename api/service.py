@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +24,7 @@ from api.placing import Place, Places, Reading, mark_of
 from api.request import Caller, TurnReply, TurnRequest
 from api.running import RunningTurns
 from splice.boundary import Splicer
-from splice.identity import chain_hashes, extend_chain, rendering_digest, request_hash
+from splice.identity import extend_chain, rendering_digest, request_hash
 from splice.locate import Parent, RenderingChanged, Root
 from splice.parsers import ReplyGrammar
 from splice.plan import Plan, Window, parent_index, plan_turn, room
@@ -34,6 +35,7 @@ from store.errors import AlreadyAnswered, LeaseLost, SessionClosed, SessionFinis
 from store.redis import RedisStore
 from store.views import Mark, Mismatch, Replay, SessionOpening
 
+_LONG_REPLY = 4_000  # tokens: reading more than this leaves the event loop
 _LONG_TEXT = 20_000  # characters: rendering and encoding more than this leaves the event loop
 
 
@@ -110,8 +112,10 @@ class TurnService:
             with fact.stage("generate"):
                 completion = await self._generate(place, plan, self._engine.sampling(sampling), wanted)
             repeated = await self._earlier_overflow(place) if completion is None else ""
-            spoken = self._spoken(completion or _nothing_generated(), plan, request, sampling)
-            turn = _turn(turn_id, reading, plan, completion or _nothing_generated(), spoken)
+            said = completion or _nothing_generated()
+            read = partial(self._spoken, said, plan, request, sampling)
+            spoken = await asyncio.to_thread(read) if len(said.ids) > _LONG_REPLY else read()
+            turn = self._turn(turn_id, reading, plan, said, spoken)
         if repeated:
             await self._store.release(place.lease)
             return await self._replay(place, repeated, request, fact)
@@ -119,31 +123,30 @@ class TurnService:
             try:
                 await self._commit(place, turn, caller, request)
             except AlreadyAnswered as error:
+                if error.request_hash != reading.request_hash:
+                    raise IdempotencyMismatch(caller.idempotency_key) from None
                 return await self._replay(place, error.turn_id, request, fact)
         self._observe(fact.done(turn, place.key, refusal=plan.refusal))
         return self._reply(turn, place, request, prompt=plan.prompt, replayed=False)
 
     # Reading: what the request means.
 
+    def settled(self, message: Message) -> Message:
+        """A client's message, or a reply to it, in the form in which they are compared."""
+        return split_reasoning(message, self._grammar.formats.reasoning) if message.role == "assistant" else message
+
     def _read(self, request: TurnRequest) -> Reading:
-        messages = tuple(
-            split_reasoning(m, self._grammar.formats.reasoning) if m.role == "assistant" else m
-            for m in request.messages
-        )
-        full_chain = chain_hashes(messages)
-        signature = self._splicer.signature(request.rendering)
+        conversation = request.conversation
         sampling = {k: v for k, v in request.sampling.items() if v is not None}
         self._engine.sampling(sampling)  # refuse by name before anything is looked up
-        hashed = {**sampling, "max_tokens": request.max_tokens}
+        hashed = {**sampling, "max_tokens": request.max_tokens, "parse_calls": request.parse_calls}
+        exact = rendering_digest("", request.rendering, request.rendering.kwargs)
         return Reading(
             request,
-            messages,
-            request.rendering,
-            signature,
-            tuple(h for h, m in zip(full_chain, messages, strict=True) if m.role == "assistant"),
-            full_chain,
+            self._splicer.signature(request.rendering),
+            conversation.replies,
             sampling,
-            request_hash(full_chain, rendering_digest("", request.rendering, request.rendering.kwargs), hashed),
+            request_hash(conversation.chain, exact, hashed),
         )
 
     def _parent(self, place: Place, caller: Caller) -> Parent | Root:
@@ -167,18 +170,18 @@ class TurnService:
 
     async def _plan(self, place: Place, parent: Parent | Root, reading: Reading) -> Plan:
         lineage = await self._lineage(place, parent)
-        new = reading.messages
+        conversation, rendering = reading.request.conversation, reading.request.rendering
+        new = conversation.messages
         if isinstance(parent, Parent):
             new = new[parent_index(new, parent.candidate.depth) + 1 :]
 
         def plan() -> Plan:
-            return plan_turn(
-                parent, lineage, reading.messages, reading.rendering, splicer=self._splicer, clock=time.time()
-            )
+            return plan_turn(parent, lineage, conversation, rendering, splicer=self._splicer, clock=time.time())
 
-        if sum(len(m.content) for m in new) > _LONG_TEXT:
-            return await asyncio.to_thread(plan)
-        return plan()
+        weight = sum(_weight(message) for message in new)
+        if isinstance(parent, Root):
+            weight += len(msgspec.json.encode(rendering.tools))
+        return await asyncio.to_thread(plan) if weight > _LONG_TEXT else plan()
 
     async def _lineage(self, place: Place, parent: Parent | Root) -> Lineage | None:
         if isinstance(parent, Root):
@@ -232,6 +235,38 @@ class TurnService:
         finished = "tool_calls" if parsed.message.tool_calls else "stop"
         reason = "length" if completion.finish.kind == "length" else finished
         return Spoken(generation, parsed.message, parsed.model_call_ids, reason, sampling)
+
+    def _turn(self, turn_id: str, reading: Reading, plan: Plan, completion: Completion, spoken: Spoken) -> Turn:
+        request, message = reading.request, spoken.message
+        calls = tuple(msgspec.structs.replace(c, id=call_id(turn_id, n)) for n, c in enumerate(message.tool_calls))
+        reply = msgspec.structs.replace(message, tool_calls=calls)
+        return Turn(
+            turn_id=turn_id,
+            parent_id=plan.parent_id,
+            root_id=plan.root_id or turn_id,
+            rendering_signature=reading.signature,
+            clock=plan.clock,
+            origin=plan.origin,
+            prompt_length=len(plan.prompt),
+            delta=TokenRun.context(plan.delta),
+            generation=spoken.generation,
+            messages=plan.new_messages,
+            reply=reply,
+            chain_hash=extend_chain(request.conversation.chain, self.settled(reply)),
+            request_hash=reading.request_hash,
+            finish=completion.finish,
+            finish_reason=spoken.finish_reason,
+            created_at=time.time(),
+            model_call_ids=spoken.model_call_ids,
+            weight_versions=completion.weight_versions,
+            log_prob_kind=completion.log_prob_kind,
+            sampling_params=dict(spoken.sampling),
+            rendering=request.rendering if not plan.parent_id else Rendering(),
+            model=request.model,
+            engine=completion.engine,
+            engine_facts=dict(completion.facts),
+            client_facts=_remarks(plan),
+        )
 
     async def _commit(self, place: Place, turn: Turn, caller: Caller, request: TurnRequest) -> None:
         await self._store.commit(
@@ -288,33 +323,12 @@ def _stop_strings(sampling: Mapping[str, Any]) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _turn(turn_id: str, reading: Reading, plan: Plan, completion: Completion, spoken: Spoken) -> Turn:
-    message = spoken.message
-    calls = tuple(msgspec.structs.replace(c, id=call_id(turn_id, n)) for n, c in enumerate(message.tool_calls))
-    reply = msgspec.structs.replace(message, tool_calls=calls)
-    return Turn(
-        turn_id=turn_id,
-        parent_id=plan.parent_id,
-        root_id=plan.root_id or turn_id,
-        rendering_signature=reading.signature,
-        clock=plan.clock,
-        origin=plan.origin,
-        prompt_length=len(plan.prompt),
-        delta=TokenRun.context(plan.delta),
-        generation=spoken.generation,
-        messages=plan.new_messages,
-        reply=reply,
-        chain_hash=extend_chain(reading.full_chain, reply),
-        request_hash=reading.request_hash,
-        finish=completion.finish,
-        finish_reason=spoken.finish_reason,
-        created_at=time.time(),
-        model_call_ids=spoken.model_call_ids,
-        weight_versions=completion.weight_versions,
-        log_prob_kind=completion.log_prob_kind,
-        sampling_params=dict(spoken.sampling),
-        rendering=reading.rendering if not plan.parent_id else Rendering(),
-        model=reading.request.model,
-        engine=completion.engine,
-        engine_facts=dict(completion.facts),
-    )
+def _remarks(plan: Plan) -> dict[str, Any]:
+    """What a reader of the turn should know about its prompt."""
+    said = {"notes": list(plan.notes), "refusal": plan.refusal}
+    return {name: value for name, value in said.items() if value}
+
+
+def _weight(message: Message) -> int:
+    """Characters that a message adds to a prompt, about."""
+    return len(message.content) + len(message.reasoning) + sum(len(call.arguments) for call in message.tool_calls) + 20

@@ -78,15 +78,20 @@ def _by_id(assistant: int, calls: Sequence[ToolCall]) -> dict[str, tuple[Positio
 
 
 def with_prompt_ids(
-    messages: Sequence[Message], written: Mapping[int, Sequence[str]], *, start: int = 0
+    messages: Sequence[Message],
+    written: Mapping[int, Sequence[str]],
+    *,
+    start: int = 0,
+    answers: Mapping[int, Position] | None = None,
 ) -> tuple[Message, ...]:
     """The messages from `start` on with the call ids that belong in a prompt.
 
     written: assistant message index -> the ids the model itself wrote there, by position ("" for none).
+    answers: `answered_calls(messages)`, where it is known.
     Another call keeps the caller's id unless we minted it: then its number in the conversation stands in, nine
     digits, a form that templates which check ids accept. Tool messages follow the call that they answer.
     """
-    answers = answered_calls(messages)
+    answers = answered_calls(messages) if answers is None else answers
     count = sum(len(message.tool_calls) for message in messages[:start])
     renamed = list(messages)
     for index in range(start, len(messages)):

@@ -10,7 +10,7 @@ conversation.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -35,40 +35,45 @@ class Conversation:
     only what is new: `followed_by` costs what is added.
     """
 
-    __slots__ = ("_calls", "chain", "messages", "sources")
+    __slots__ = ("_calls", "answers", "chain", "messages", "replies")
 
     def __init__(
-        self, sources: tuple[Message, ...], messages: tuple[Message, ...], chain: tuple[bytes, ...], calls: OpenCalls
+        self,
+        messages: tuple[Message, ...],
+        chain: tuple[bytes, ...],
+        replies: tuple[bytes, ...],
+        answers: Mapping[int, Position],
+        calls: OpenCalls,
     ) -> None:
-        self.sources = sources  # as the client sent them
-        self.messages = messages  # as they are compared and rendered
+        self.messages = messages
         self.chain = chain  # 16 bytes a message
+        self.replies = replies  # the chain at each assistant message
+        self.answers = answers  # which call each tool message answers, by the message's index
         self._calls = calls
 
-    def followed_by(self, more: Sequence[Message], settled: Callable[[Message], Message]) -> Conversation:
-        """The conversation once `more` messages follow; `settled` brings each into the form that is compared."""
-        calls, chain = self._calls.copy(), list(self.chain)
-        messages = [*self.messages, *(settled(message) for message in more)]
+    def followed_by(self, more: Iterable[Message]) -> Conversation:
+        """The conversation once `more` messages follow."""
+        calls, answers = self._calls.copy(), dict(self.answers)
+        messages, chain, replies = list(self.messages), list(self.chain), list(self.replies)
         current = chain[-1] if chain else _CHAIN_START
-        for index in range(len(chain), len(messages)):
-            message = messages[index]
-            current = _link(current, _canonical(message, index, calls.follow(index, message)))
+        for index, message in enumerate(more, start=len(messages)):
+            position = calls.follow(index, message)
+            if position is not None:
+                answers[index] = position
+            current = _link(current, _canonical(message, index, position))
+            messages.append(message)
             chain.append(current)
-        return Conversation((*self.sources, *more), tuple(messages), tuple(chain), calls)
-
-    def reaching(self, sources: Sequence[Message], settled: Callable[[Message], Message]) -> Conversation:
-        """The conversation of `sources`, which may begin with the very messages that this one has read."""
-        known = len(self.sources)
-        same = known <= len(sources) and all(a is b for a, b in zip(self.sources, sources, strict=False))
-        return self.followed_by(sources[known:], settled) if same else NOTHING_SAID.followed_by(sources, settled)
+            if message.role == "assistant":
+                replies.append(current)
+        return Conversation(tuple(messages), tuple(chain), tuple(replies), answers, calls)
 
 
-NOTHING_SAID = Conversation((), (), (), OpenCalls())
+NOTHING_SAID = Conversation((), (), (), {}, OpenCalls())
 
 
 def chain_hashes(messages: Sequence[Message]) -> tuple[bytes, ...]:
     """The conversation's hash after each message; one per message, 16 bytes each."""
-    return NOTHING_SAID.followed_by(messages, lambda message: message).chain
+    return NOTHING_SAID.followed_by(messages).chain
 
 
 def extend_chain(chain: Sequence[bytes], reply: Message) -> bytes:

@@ -14,6 +14,7 @@ import numpy as np
 
 from splice.boundary import Prompt, Refusal, Splicer
 from splice.calls import with_prompt_ids
+from splice.identity import Conversation
 from splice.locate import Parent, Root
 from splice.types import IdArray, Lineage, Message, Origin, Rendering
 
@@ -47,7 +48,7 @@ class Plan:
 def plan_turn(
     located: Parent | Root,
     lineage: Lineage | None,
-    messages: Sequence[Message],
+    conversation: Conversation,
     rendering: Rendering,
     *,
     splicer: Splicer,
@@ -60,18 +61,20 @@ def plan_turn(
     """
     if isinstance(located, Root) or lineage is None:
         reason = located.reason if isinstance(located, Root) else "turn_lost"
-        return _fresh(Origin("fresh", reason), messages, rendering, splicer, clock)
+        return _fresh(Origin("fresh", reason), conversation, rendering, splicer, clock)
+    messages = conversation.messages
     split = parent_index(messages, located.candidate.depth) + 1
-    reply, *new = with_prompt_ids(messages, {split - 1: lineage.head.model_call_ids}, start=split - 1)
+    written = {split - 1: lineage.head.model_call_ids}
+    reply, *new = with_prompt_ids(messages, written, start=split - 1, answers=conversation.answers)
     prompt = splicer.after(lineage, reply, new, rendering, earlier=messages[: split - 1])
     if isinstance(prompt, Refusal):
-        plan = _fresh(Origin("fresh", "template_unsupported"), messages, rendering, splicer, clock)
+        plan = _fresh(Origin("fresh", "template_unsupported"), conversation, rendering, splicer, clock)
         return replace(plan, refusal=prompt.reason)
     return Plan(
         Origin("spliced", "history_edited" if located.edited else "", located.ambiguous),
         np.concatenate((lineage.tokens, prompt.ids)),
         prompt.ids,
-        tuple(messages[split:]),
+        messages[split:],
         lineage.head.clock,
         parent_id=located.candidate.turn_id,
         root_id=located.candidate.root_id,
@@ -96,6 +99,7 @@ def room(prompt_length: int, wanted: int | None, window: Window) -> int | None:
     return left if wanted is None else min(wanted, left)
 
 
-def _fresh(origin: Origin, messages: Sequence[Message], rendering: Rendering, splicer: Splicer, clock: float) -> Plan:
-    prompt: Prompt = splicer.whole(with_prompt_ids(messages, {}), rendering, clock)
-    return Plan(origin, prompt.ids, prompt.ids, tuple(messages), clock)
+def _fresh(origin: Origin, conversation: Conversation, rendering: Rendering, splicer: Splicer, clock: float) -> Plan:
+    messages = with_prompt_ids(conversation.messages, {}, answers=conversation.answers)
+    prompt: Prompt = splicer.whole(messages, rendering, clock)
+    return Plan(origin, prompt.ids, prompt.ids, conversation.messages, clock)

@@ -16,7 +16,7 @@ from store.errors import (
     SessionMissing,
     StoreCorrupt,
 )
-from store.readable import RootFact, content_field, hash_field, hash_fields, link_tail, session_fields
+from store.readable import RootFact, content_field, hash_field, hash_fields, link_tail, session_fields, unhash_field
 from store.scripts import Argument
 from store.views import FindQuery, SessionKey, SessionOpening
 
@@ -113,7 +113,8 @@ def refuse(answer: bytes, detail: Sequence[bytes], key: SessionKey, turn: Turn) 
     if answer == b"other_rendering":
         raise RenderingDiffers(key.session_id, turn.turn_id)
     if answer == b"answered":
-        raise AlreadyAnswered(key.session_id, keys.unquote(detail[0].decode().split(" ")[0]))
+        answer_turn, request = detail[0].decode().split(" ")[:2]
+        raise AlreadyAnswered(key.session_id, keys.unquote(answer_turn), unhash_field(request))
     if answer == b"fenced":
         raise LeaseLost(key.session_id, turn.turn_id)
     if answer not in {b"committed", b"repeated"}:

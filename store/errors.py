@@ -177,6 +177,10 @@ class AlreadyAnswered(_OfTurn):
 
     words = "already answers this idempotency key"
 
+    def __init__(self, session_id: str, turn_id: str, request_hash: bytes) -> None:
+        super().__init__(session_id, turn_id)
+        self.request_hash = request_hash  # of the request that it answers
+
 
 class LeaseLost(_OfTurn):
     """The attempt `turn_id` was taken for dead and another one took over, or it was given up; nothing was committed."""

@@ -165,7 +165,12 @@ class Measurement:
         request = chat.decode(body)
         began = time.process_time_ns()
         plan = plan_turn(
-            Root("unknown_history"), None, request.messages, request.rendering, splicer=self._splicer, clock=0.0
+            Root("unknown_history"),
+            None,
+            request.conversation.messages,
+            request.rendering,
+            splicer=self._splicer,
+            clock=0.0,
         )
         return (time.process_time_ns() - began) / 1e6, plan.prompt
 

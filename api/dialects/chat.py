@@ -20,7 +20,7 @@ from api.ids import turn_of_call, turn_of_response
 from api.plain import check_plain
 from api.request import BadRequest, TurnReply, TurnRequest
 from api.transcripts import Transcripts
-from splice.identity import ids_digest
+from splice.identity import NOTHING_SAID, Conversation, ids_digest
 from splice.locate import Echo
 from splice.types import Message, Rendering, Role, ToolCall, id_array
 
@@ -126,20 +126,30 @@ _UNSUPPORTED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 class Transcript(NamedTuple):
     """A request's messages as they were read, with what the client echoed of ours."""
 
-    messages: tuple[Message, ...]
+    conversation: Conversation
     echoes: tuple[Echo, ...]
-    depth: int  # assistant messages
+
+
+Settled = Callable[[Message], Message]
+
+
+def _as_it_is(message: Message) -> Message:
+    return message
 
 
 _NO_TRANSCRIPTS: Transcripts[Transcript] = Transcripts(0)
 
 
 def decode(
-    body: bytes, transcripts: Transcripts[Transcript] = _NO_TRANSCRIPTS, session: Hashable = None
+    body: bytes,
+    settled: Settled = _as_it_is,
+    transcripts: Transcripts[Transcript] = _NO_TRANSCRIPTS,
+    session: Hashable = None,
 ) -> TurnRequest:
     """Read a `/v1/chat/completions` body. Raises BadRequest naming every bad or unsupported field.
 
-    What `transcripts` holds of the named `session` is not read again.
+    settled: brings a message into the form in which messages are compared. What `transcripts` holds of the named
+    `session` is not read again.
     """
     try:
         raw = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
@@ -150,7 +160,7 @@ def decode(
     fields, problems = _typed(raw)
     sampling, unreadable = _sampling(raw)
     problems |= unreadable
-    transcript = _transcript(raw.get("messages"), transcripts, session)
+    transcript = _transcript(raw.get("messages"), settled, transcripts, session)
     if isinstance(transcript, _Unreadable):
         problems["messages"] = transcript.problem
     if problems or isinstance(transcript, _Unreadable):
@@ -159,7 +169,7 @@ def decode(
     if unsupported:
         raise BadRequest(unsupported, code="unsupported_parameter")
     return TurnRequest(
-        messages=transcript.messages,
+        conversation=transcript.conversation,
         rendering=_rendering(fields),
         sampling=sampling,
         max_tokens=_most_tokens(fields),
@@ -227,31 +237,34 @@ def _most_tokens(fields: Mapping[str, Any]) -> int | None:
 
 
 def _transcript(
-    raw: msgspec.Raw | None, transcripts: Transcripts[Transcript], session: Hashable
+    raw: msgspec.Raw | None, settled: Settled, transcripts: Transcripts[Transcript], session: Hashable
 ) -> Transcript | _Unreadable:
     if raw is None:
         return _Unreadable("is required")
     text = bytes(raw)
     known = transcripts.known(session, text) if session is not None else None
-    before, unread = (known.read, known.rest) if known else (Transcript((), (), 0), text)
+    before, unread = (known.read, known.rest) if known else (Transcript(NOTHING_SAID, ()), text)
     wire = _decoded(msgspec.Raw(unread), list[_Message])
     if isinstance(wire, _Unreadable):
         return wire
-    read = _followed_by(before, wire)
-    if not 1 <= len(read.messages) <= _MOST_MESSAGES:
+    read = _followed_by(before, wire, settled)
+    if not 1 <= len(read.conversation.messages) <= _MOST_MESSAGES:
         return _Unreadable(f"must hold 1 to {_MOST_MESSAGES} messages")
     if session is not None:
         transcripts.keep(session, text, read)
     return read
 
 
-def _followed_by(before: Transcript, wire: Sequence[_Message]) -> Transcript:
-    start = len(before.messages)
+def _followed_by(before: Transcript, wire: Sequence[_Message], settled: Settled) -> Transcript:
+    start, answered = len(before.conversation.messages), len(before.conversation.replies)
     messages = [_message(message, index) for index, message in enumerate(wire, start=start)]
     assistants = [pair for pair in zip(wire, messages, strict=True) if pair[1].role == "assistant"]
-    depth = before.depth + len(assistants)
-    echoes = [_echo(*pair, at, near=at > depth - _NEAR) for at, pair in enumerate(assistants, start=before.depth + 1)]
-    return Transcript((*before.messages, *messages), (*before.echoes, *(e for e in echoes if e is not None)), depth)
+    near = answered + len(assistants) - _NEAR
+    echoes = (_echo(*pair, depth, near=depth > near) for depth, pair in enumerate(assistants, start=answered + 1))
+    return Transcript(
+        before.conversation.followed_by(map(settled, messages)),
+        (*before.echoes, *(echo for echo in echoes if echo is not None)),
+    )
 
 
 def _message(wire: _Message, index: int) -> Message:

@@ -60,7 +60,7 @@ async def _read(request: AnyRequest, worker: Worker, caller: Caller) -> tuple[Tu
     except TimeoutError:
         raise BadRequest({"body": f"did not arrive within {_BODY_S:.0f} s"}) from None
     session = (caller.tenant, caller.session_id) if caller.session_id else None
-    wanted = _with_setting(chat.decode(body, worker.transcripts, session), worker.settings)
+    wanted = _with_setting(chat.decode(body, worker.service.settled, worker.transcripts, session), worker.settings)
     return wanted, in_conversation(caller, wanted.conversation_id)
 
 

@@ -71,7 +71,12 @@ local function plus(before, added)
   return string.format('%.0f', (tonumber(before) or 0) + tonumber(added))
 end
 
-if not state then redis.call('HSET', session, unpack(ARGV, 26)) end
+if not state then
+  for i = 2, 12 do
+    if i ~= 11 then redis.call('UNLINK', KEYS[i]) end -- left by a session of this name that has expired
+  end
+  redis.call('HSET', session, unpack(ARGV, 26))
+end
 if parent_line and string.sub(parent_line, 1, 1) == '0' then
   redis.call('HSET', links, parent, '1' .. string.sub(parent_line, 2))
 end
@@ -99,8 +104,10 @@ if not state then ttl_s, run = unpack(redis.call('HMGET', session, 'ttl_s', 'run
 local ttl_ms = ttl_s and tonumber(ttl_s) * 1000 or default_ttl_ms
 if ttl_ms > 0 then
   local due = redis.call('PTTL', session) < ttl_ms - ttl_ms / 16
+  for _, key in ipairs(KEYS) do due = due or redis.call('PTTL', key) == -1 end
+  -- All together: a session whose main key went before the others could be neither read nor continued.
   for _, key in ipairs(KEYS) do
-    if due or redis.call('PTTL', key) == -1 then redis.call('PEXPIRE', key, ttl_ms) end
+    if due then redis.call('PEXPIRE', key, ttl_ms) end
   end
 end
 return {'committed', run or ''}

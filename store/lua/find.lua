@@ -75,8 +75,11 @@ local function fixed_fields()
   return flat
 end
 
+local acts, state = attempt ~= '', redis.call('HGET', session, 'state')
+
 local function candidates()
   local found, equal = {}, {}
+  if not state then return found, equal end -- what an expired session left behind is nobody's
   for depth = #chain / 24, 1, -1 do
     local field = string.sub(chain, depth * 24 - 23, depth * 24 - 2)
     for turn in string.gmatch(redis.call('HGET', index, field) or '', '%S+') do
@@ -118,22 +121,37 @@ local function expected(equal)
   return best and best.turn or ''
 end
 
+local found, equal = candidates()
+local parent = expected(equal)
+
+-- Turns that answered this very request: rendered whole, or after the same parent. The same words after another turn
+-- that looks equal are another request.
+local function answers()
+  local flat = {}
+  for turn in string.gmatch(state and redis.call('HGET', requests, request) or '', '%S+') do
+    local line = redis.call('HGET', links, turn)
+    local after = line and parse(line).parent
+    if after == NOTHING or after == parent then flat[#flat + 1] = {turn, line} end
+  end
+  return flat
+end
+
 local function earlier()
   local flat = {}
-  for turn in string.gmatch(redis.call('HGET', requests, request) or '', '%S+') do
-    local line = redis.call('HGET', links, turn)
-    if line then
-      flat[#flat + 1] = turn
-      flat[#flat + 1] = string.sub(line, 1, 1)
-    end
+  for _, answer in ipairs(answers()) do
+    flat[#flat + 1] = answer[1]
+    flat[#flat + 1] = string.sub(answer[2], 1, 1)
   end
   return flat
 end
 
 local function unknown()
   local lacking = {}
-  for _, hint in ipairs(hints) do
-    if redis.call('HEXISTS', links, hint) == 0 then lacking[#lacking + 1] = hint end
+  for first = 1, #hints, 1000 do
+    local last = math.min(first + 999, #hints)
+    for i, line in ipairs(redis.call('HMGET', links, unpack(hints, first, last))) do
+      if not (state and line) then lacking[#lacking + 1] = hints[first + i - 1] end
+    end
   end
   return lacking
 end
@@ -171,8 +189,6 @@ local function lineage(head)
 end
 
 -- The verdict: DESIGN's table of retries, in the order of preference.
-
-local acts, state = attempt ~= '', redis.call('HGET', session, 'state')
 
 local function running(field)
   local pairs_, text = {}, redis.call('HGET', attempts, field) or ''
@@ -217,7 +233,7 @@ local function take_over(lost, field)
 end
 
 local function by_key()
-  local answered = redis.call('HGET', requests, idempotency)
+  local answered = state and redis.call('HGET', requests, idempotency)
   if answered then
     local turn, asked = string.match(answered, '^(%S+) (%S+)')
     return asked == request and {'replay', turn} or {'mismatch'}
@@ -242,18 +258,16 @@ end
 
 local function committed()
   local unread, undecided, untouched, suspects = nil, nil, nil, {}
-  for turn in string.gmatch(redis.call('HGET', requests, request) or '', '%S+') do
-    local line = redis.call('HGET', links, turn)
-    if line then
-      local by, claim = string.match(redis.call('HGET', delivered, turn) or '', '^(%S+) ?(%S*)')
-      if by and (by == '0' or gone[by] or (acts and claim == attempt)) then
-        unread = turn
-      elseif by then
-        undecided = turn
-        if by ~= worker then suspects[#suspects + 1] = by end
-      elseif string.sub(line, 1, 1) == '0' then
-        untouched = turn
-      end
+  for _, answer in ipairs(answers()) do
+    local turn, line = unpack(answer)
+    local by, claim = string.match(redis.call('HGET', delivered, turn) or '', '^(%S+) ?(%S*)')
+    if by and (by == '0' or gone[by] or (acts and claim == attempt)) then
+      unread = turn
+    elseif by then
+      undecided = turn
+      if by ~= worker then suspects[#suspects + 1] = by end
+    elseif string.sub(line, 1, 1) == '0' then
+      untouched = turn
     end
   end
   return unread, undecided, untouched, suspects
@@ -279,13 +293,12 @@ local function by_request()
   return generate()
 end
 
-local found, equal = candidates()
 return {
   fixed_fields(),
   found,
   earlier(),
-  idempotency ~= '' and redis.call('HGET', requests, idempotency),
+  state and idempotency ~= '' and redis.call('HGET', requests, idempotency),
   unknown(),
-  lineage(wanted ~= '' and wanted or expected(equal)),
+  lineage(wanted ~= '' and wanted or parent),
   request ~= '' and (mark == 'key' and by_key() or by_request()) or {},
 }

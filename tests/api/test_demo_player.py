@@ -18,7 +18,6 @@ from api.demo.evidence import Json, PlayedRollout
 from api.demo.habits import Habits
 from api.demo.player import Game, Player
 from api.dialects import chat
-from splice.identity import chain_hashes
 
 CALL = {
     "id": "call_t1_0",
@@ -219,7 +218,7 @@ async def test_a_player_without_tools_only_talks() -> None:
 @pytest.mark.parametrize("number", range(40))
 def test_no_habit_changes_the_conversation(number: int) -> None:
     def signature(messages: tuple[Json, ...]) -> bytes:
-        return chain_hashes(chat.decode(json.dumps({"messages": messages}).encode()).messages)[-1]
+        return chat.decode(json.dumps({"messages": messages}).encode()).conversation.chain[-1]
 
     habits = Habits.drawn(number, Random(number))
     assert signature(habits.history(CONVERSATION)) == signature(CONVERSATION)

@@ -47,8 +47,11 @@ def test_what_is_read_piece_by_piece_is_what_is_read_whole(
         if edit and len(messages) > 2:
             messages[1] = {"role": "user", "content": "edited"}
         sent = body(messages, indent=indent)
-        pieces, whole = chat.decode(sent, transcripts, "session"), chat.decode(sent)
-        assert pieces.messages == whole.messages
+        pieces, whole = chat.decode(sent, transcripts=transcripts, session="session"), chat.decode(sent)
+        assert pieces.conversation.messages == whole.conversation.messages
+        assert pieces.conversation.chain == whole.conversation.chain
+        assert pieces.conversation.replies == whole.conversation.replies
+        assert pieces.conversation.answers == whole.conversation.answers
         near = {e.depth for e in whole.echoes if e.generation_digest}
         assert [e for e in pieces.echoes if e.depth in near] == [e for e in whole.echoes if e.depth in near]
         assert [(e.depth, e.turn_id) for e in pieces.echoes] == [(e.depth, e.turn_id) for e in whole.echoes]
@@ -57,11 +60,15 @@ def test_what_is_read_piece_by_piece_is_what_is_read_whole(
 def test_the_messages_of_a_grown_transcript_are_the_very_same_objects() -> None:
     transcripts: Transcripts[Transcript] = Transcripts(1_000_000)
     first = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    before = chat.decode(body(first), transcripts, "s").messages
-    after = chat.decode(body([*first, {"role": "user", "content": "c"}]), transcripts, "s").messages
+    before = chat.decode(body(first), transcripts=transcripts, session="s").conversation.messages
+    after = chat.decode(
+        body([*first, {"role": "user", "content": "c"}]), transcripts=transcripts, session="s"
+    ).conversation.messages
     assert all(old is new for old, new in zip(before, after, strict=False))
     assert [m.content for m in after] == ["a", "b", "c"]
-    other = chat.decode(body([*first, {"role": "user", "content": "c"}]), transcripts, "another").messages
+    other = chat.decode(
+        body([*first, {"role": "user", "content": "c"}]), transcripts=transcripts, session="another"
+    ).conversation.messages
     assert other == after
     assert other[0] is not after[0]
 
@@ -69,9 +76,9 @@ def test_the_messages_of_a_grown_transcript_are_the_very_same_objects() -> None:
 def test_a_bad_message_in_the_new_part_is_named_by_its_place_in_the_whole() -> None:
     transcripts: Transcripts[Transcript] = Transcripts(1_000_000)
     first = [{"role": "user", "content": "a"}]
-    chat.decode(body(first), transcripts, "s")
+    chat.decode(body(first), transcripts=transcripts, session="s")
     with pytest.raises(BadRequest) as caught:
-        chat.decode(body([*first, {"role": "nobody", "content": "c"}]), transcripts, "s")
+        chat.decode(body([*first, {"role": "nobody", "content": "c"}]), transcripts=transcripts, session="s")
     assert "messages[1].role" in caught.value.problems
 
 

@@ -199,6 +199,10 @@ def _split_keeping(text: str, marker: str) -> list[str]:
     return [p for n, piece in enumerate(pieces) for p in ([marker] if n else []) + [piece] if p]
 
 
+async def _turn(service: TurnService, body: bytes, caller: Caller) -> TurnReply:
+    return await service.run(chat.decode(body, service.settled), caller)
+
+
 async def _workers(
     stack: AsyncExitStack, redis_url: str, engine: ScriptedEngine, splicer: Splicer
 ) -> list[TurnService]:
@@ -238,7 +242,7 @@ async def _play(rng: Random, redis_url: str, splicer: Splicer, *, named: bool) -
             engine.next_ids, engine.finish = rollout.sample()
             body = json.dumps({"messages": _rewritten(rng, rollout.messages), "tools": TOOLS}).encode()
             caller = Caller(tenant=tenant, session_id=session if named else "")
-            reply = await rng.choice(services).run(chat.decode(body), caller)
+            reply = await _turn(rng.choice(services), body, caller)
             prompt = engine.prompts[-1]
             rollout.check_prompt(prompt, reply)
             assert np.array_equal(reply.turn.generation.ids, engine.next_ids)

@@ -63,7 +63,7 @@ class Request:
         task = asyncio.create_task(self.send(self.first))
         async with Redis.from_url(self.stack.redis_url) as redis:
             for _ in range(50):
-                if [name async for name in redis.scan_iter("ts1:*:attempts:*", count=10_000)]:
+                if [name async for name in redis.scan_iter(f"ts1:*:attempts:{self.session or '*'}", count=10_000)]:
                     break
                 await asyncio.sleep(0.02)
         return task

@@ -58,7 +58,7 @@ Change = Callable[[list[dict[str, Any]]], object]
 
 def wire_hashes(wire: Sequence[dict[str, Any]]) -> tuple[bytes, ...]:
     body = json.dumps({"messages": wire}).encode()
-    return chain_hashes(chat.decode(body).messages)
+    return chat.decode(body).conversation.chain
 
 
 def changed(change: Change) -> list[dict[str, Any]]:
