@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -32,6 +32,8 @@ from api.transcripts import Transcripts
 from splice.boundary import Splicer
 from splice.parsers import ReplyGrammar
 from store.redis import RedisStore
+
+_FIRST_CHECK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        # Connections wait in the backlog meanwhile: the first request is not answered before anything was checked.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(readiness.check(), _FIRST_CHECK_S)
         settling = asyncio.create_task(readiness.watch())
         try:
             yield

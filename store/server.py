@@ -16,7 +16,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from store.cluster import Cluster
 from store.connection import Client, translated
 from store.durability import FSYNCS, PAUSED
-from store.errors import EvictionEnabled, ServerTooOld
+from store.errors import EvictionEnabled, ServerTooOld, StoreUnavailable
 from store.views import ServerFacts
 
 _OLDEST = (7, 0)  # script flags
@@ -86,6 +86,8 @@ async def _facts(ask: _Ask) -> ServerFacts:
     spoken = str(said["redis_version"])  # Valkey tells here which Redis it speaks as
     if tuple(int(part) for part in spoken.split(".")[:2]) < _OLDEST:
         raise ServerTooOld(spoken)
+    if int(said.get("loading", 0)):
+        raise StoreUnavailable("the server is loading its data")  # and says until then that it keeps no file
     policy = str(said.get("maxmemory_policy", "unknown"))
     # A server without a limit is refused too: the limit may be set later, the policy then takes effect at once.
     if policy != "noeviction":

@@ -167,7 +167,7 @@ class Measurement:
         plan = plan_turn(
             Root("unknown_history"),
             None,
-            request.conversation.messages,
+            request.conversation,
             request.rendering,
             splicer=self._splicer,
             clock=0.0,

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from store.errors import ParentMissing, ReplicationUnknown, SessionMissing, StoreUnavailable
+from store.errors import LeaseLost, ParentMissing, ReplicationUnknown, SessionMissing, StoreUnavailable
 from store.redis import RedisStore
 from store.replication import Replication
 from store.views import SessionKey, SessionOpening
@@ -59,6 +59,8 @@ async def _converse(store: RedisStore, tenant: str, name: str, account: Account,
             part += 1
             key, conversation = SessionKey(tenant, f"{name}-{part}"), Conversation()
             continue
+        except LeaseLost:
+            continue  # a commit that failed gave its lease up: it was not committed, and another turn takes its place
         except asyncio.CancelledError:
             return
         conversation = account.acknowledged[key] = longer
