@@ -29,7 +29,7 @@ demo: setup ## the main job end to end, with crashes on the way; ENGINE=real sam
 # TEMPLATES=folder tests against more chat templates than the ones that PyPI has.
 test: export TOKENSPLICE_TEMPLATES := $(TEMPLATES)
 test: setup ## every test, against real servers that it starts itself
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup ## lint, format, types and import rules
 	$(BIN)/ruff check .

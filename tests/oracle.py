@@ -92,7 +92,8 @@ class Oracle:
             if known[turn.root_id].rendering_signature != turn.rendering_signature:
                 raise RenderingDiffers(key.session_id, turn.turn_id)
         if session and idempotency_key in session.answers:
-            raise AlreadyAnswered(key.session_id, session.answers[idempotency_key].turn_id)
+            answer = session.answers[idempotency_key]
+            raise AlreadyAnswered(key.session_id, answer.turn_id, answer.request_hash)
         session = self.sessions.setdefault(key, _Session(opening=opening))
         session.turns.append(turn)
         session.delivering.pop(turn.parent_id, None)
@@ -145,12 +146,24 @@ class Oracle:
         ]
 
     def equal_requests(self, query: FindQuery) -> list[EarlierTurn]:
-        session = self.sessions.get(query.key)
-        return [
-            EarlierTurn(turn.turn_id, self.extended(query.key, turn))
-            for turn in (session.turns if session else ())
-            if turn.request_hash == query.request_hash
-        ]
+        return [EarlierTurn(turn.turn_id, self.extended(query.key, turn)) for turn in self._answers(query)]
+
+    def _answers(self, query: FindQuery) -> list[Turn]:
+        """Turns that answered this request: whole ones, and those after the parent that it would have."""
+        session = self.sessions.get(query.key, _Session())
+        fitting = {"", self._parent(query)}
+        return [t for t in session.turns if t.request_hash == query.request_hash and t.parent_id in fitting]
+
+    def _parent(self, query: FindQuery) -> str:
+        """The turn that is expected to be gone on from."""
+        hits = [c for c in self.candidates(query) if c.rendering_signature == query.rendering_signature]
+        equal = [c for c in hits if c.depth == max(hit.depth for hit in hits)]
+        equal = [c for c in equal if c.generation_digest in query.generation_digests] or equal
+        for hint in query.hints:
+            if hint in {c.turn_id for c in equal}:
+                return hint
+        untouched = [c for c in equal if not c.extended] or equal
+        return max(untouched, key=lambda c: c.order).turn_id if untouched else ""
 
     def delivered(self, key: SessionKey) -> dict[str, bool | None]:
         session = self.sessions[key]
@@ -172,7 +185,7 @@ class Oracle:
         if query.mark == "key":
             return self._by_key(query, worker, gone)
         session = self.sessions.get(query.key, _Session())
-        equal = [t.turn_id for t in session.turns if t.request_hash == query.request_hash]
+        equal = [t.turn_id for t in self._answers(query)]
         delivering = {t: session.delivering[t] for t in equal if t in session.delivering}
         undelivered = [t for t, (by, claim) in delivering.items() if by == "0" or claim == query.attempt_id]
         if query.mark != "retry" and not undelivered:
@@ -196,7 +209,7 @@ class Oracle:
             self._take_over(query.key, lost[-1])
             return self._generate(query, worker)
         parents = {t.parent_id for t in session.turns}
-        equal = [t for t in session.turns if t.request_hash == query.request_hash and t.turn_id not in parents]
+        equal = [t for t in self._answers(query) if t.turn_id not in parents]
         return Replay(equal[-1].turn_id) if equal else self._generate(query, worker)
 
     def _by_key(self, query: FindQuery, worker: str, gone: set[str]) -> Verdict:

@@ -60,7 +60,8 @@ def test_the_slope_is_reported_as_a_number_and_held_against_the_bound(quick: Any
 
 def test_a_turn_is_two_scripts_in_two_round_trips(quick: Any) -> None:
     for band in quick["bands"]:
-        assert band["redis_commands"]["evalsha"] == 2
+        # find and commit; deliveries are marked in batches, for one turn at a time at most one call each
+        assert 2 <= band["redis_commands"]["evalsha"] <= 3
         assert band["redis_reads"] < 3.5
 
 
@@ -144,14 +145,14 @@ def test_a_talk_resends_its_transcript_and_answers_calls() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     talk.heard({"choices": [{"message": message}], "usage": usage})
     after = chat.decode(talk.body())
-    assert after.messages[: len(before.messages)] == before.messages
-    said, answer, result = after.messages[-3:]
+    assert after.conversation.messages[: len(before.conversation.messages)] == before.conversation.messages
+    said, answer, result = after.conversation.messages[-3:]
     assert (said.role, answer.tool_calls[0].id, result.role, result.tool_call_id) == ("user", "c1", "tool", "c1")
     assert after.rendering == before.rendering
     assert (talk.tokens, talk.sampled_tokens) == (9, 8)
     for text in (said.content, result.content):
         assert 200 <= len(renderer.encode(text)) <= 256
-    sent = [m for m in after.messages[:-1] if isinstance(m, Message)]
+    sent = [m for m in after.conversation.messages[:-1] if isinstance(m, Message)]
     assert talk.text_bytes == sum(len(m.content) + sum(len(c.arguments) for c in m.tool_calls) for m in sent)
 
 

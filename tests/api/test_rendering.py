@@ -201,7 +201,7 @@ def test_a_hostile_template_is_refused_in_time(name: str) -> None:
     with pytest.raises(TemplateRejected) as refused:
         render(HOSTILE[name])
     assert refused.value.words
-    assert time.thread_time() - started < 2.0
+    assert time.thread_time() - started < 3.0
 
 
 def test_a_refusal_is_in_the_templates_own_words() -> None:
