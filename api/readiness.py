@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import msgspec
+
 from api import log
 from api.engine.base import Engine, EngineContract, EngineError, EngineFacts, EngineUnavailable
 from api.migrate import missing
@@ -93,6 +95,7 @@ class Readiness:
 
     async def watch(self) -> None:
         """Check for as long as the worker runs: soon again while something fails, now and then afterwards."""
+        log.event("template", **msgspec.to_builtins(self.template))
         failed: dict[str, str] | None = None
         attempt = 0
         while True:

@@ -108,6 +108,7 @@ def origin_json(turn: Turn) -> dict[str, Any]:
         "kind": turn.origin.kind,
         "reason": turn.origin.reason or None,
         "ambiguous_parent": turn.origin.ambiguous,
+        **turn.client_facts,  # why the template refused a splice, what the boundary noticed
     }
 
 
@@ -117,15 +118,20 @@ def message_json(message: Message) -> dict[str, Any]:
     if message.reasoning:
         wire["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        wire["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
+        wire["tool_calls"] = calls_json(message)
     if message.tool_call_id:
         wire["tool_call_id"] = message.tool_call_id
     if message.name:
         wire["name"] = message.name
     return wire
+
+
+def calls_json(message: Message) -> list[dict[str, Any]]:
+    """A message's tool calls in OpenAI's chat shape."""
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
 
 
 def trajectory_json(view: SessionView, samples: list[Sample]) -> dict[str, Any]:

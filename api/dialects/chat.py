@@ -19,6 +19,7 @@ from api.engine.parameters import MAX_TOKENS_NAMES
 from api.ids import turn_of_call, turn_of_response
 from api.plain import check_plain
 from api.request import BadRequest, TurnReply, TurnRequest
+from api.schemas import calls_json
 from api.transcripts import Transcripts
 from splice.identity import NOTHING_SAID, Conversation, ids_digest
 from splice.locate import Echo
@@ -402,10 +403,7 @@ def _reply_message(reply: TurnReply, request: TurnRequest) -> dict[str, Any]:
     if message.reasoning:
         wire["reasoning_content"] = message.reasoning
     if message.tool_calls:
-        wire["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-            for c in message.tool_calls
-        ]
+        wire["tool_calls"] = calls_json(message)
         wire["content"] = message.content or None
     if request.token_ids:
         generation = reply.turn.generation

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -124,8 +125,38 @@ def salt_for(messages: Sequence[Message]) -> str:
 
 
 def outline(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with its roles, calls and system texts, and nothing else of its length."""
-    return [_outlined(message) for message in messages]
+    """The conversation with its roles, calls and system texts, and nothing of its length.
+
+    A round is what goes on from a user's message to the next. Of rounds of one shape in the conversation's middle, one
+    or two are kept, as many as leave odd and even counts as they were: what templates read off a history is who spoke
+    at its ends, whether something occurred, and whether roles alternate.
+    """
+    rounds = _rounds(messages)
+    first, middle, last = rounds[:2], rounds[2:-2], rounds[2:][-2:]
+    counts = Counter(_shape(a_round) for a_round in middle)
+    kept: Counter[Hashable] = Counter()
+    chosen: list[list[Message]] = []
+    for a_round in middle:
+        shape = _shape(a_round)
+        kept[shape] += 1
+        if kept[shape] <= 2 - counts[shape] % 2:
+            chosen.append(a_round)
+    return [_outlined(message) for a_round in (*first, *chosen, *last) for message in a_round]
+
+
+def _rounds(messages: Sequence[Message]) -> list[list[Message]]:
+    """The conversation cut before each user message that follows another role's; what comes first is a round too."""
+    rounds: list[list[Message]] = [[]]
+    for message in messages:
+        if message.role == "user" and rounds[-1] and rounds[-1][-1].role != "user":
+            rounds.append([])
+        rounds[-1].append(message)
+    return rounds
+
+
+def _shape(a_round: Sequence[Message]) -> Hashable:
+    """Equal for rounds that differ in nothing but what was said. System texts count: they may be hoisted."""
+    return tuple((m.role, len(m.tool_calls), m.content if m.role in {"system", "developer"} else "") for m in a_round)
 
 
 def _outlined(message: Message) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 import splice.boundary.splicer as splicer_module
 from api.rendering import ModelRenderer
 from splice.boundary import Prompt, Refusal, Splicer, difference
+from splice.boundary.dialogue import _outlined
 from splice.errors import TemplateRejected
 from splice.types import Finish, Head, IdArray, Lineage, Message, Rendering, ToolCall, id_array
 from tests.splice.oracle_boundary import PARENT, TOOL, called, result, said, user
@@ -481,3 +483,39 @@ def test_a_difference_is_named_by_its_place_ids_and_text() -> None:
     assert difference(ours, ours, decode) == ""
     assert difference(ours, theirs, decode) == f"token 3: [{ours[3]}] (' world') here, [{theirs[3]}] (' moon') there"
     assert "token 3: [" in difference(ours, ours[:3], decode)
+
+
+_ROUNDS = {
+    "said": [user("q"), said("a")],
+    "two users": [user("q"), user("r"), said("a")],
+    "called": [user("q"), called(1, "Rome"), result("r"), said("a")],
+    "called twice": [user("q"), called(1, "Rome"), result("r"), called(1, "Oslo"), result("s"), said("a")],
+    "reminded": [user("q"), said("a"), Message("system", "zqReminder")],
+}
+
+
+def test_a_long_history_is_outlined_by_its_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the whole outline gives a fragment, the short one gives the same; on every template that reads it."""
+    reading = [stem for stem in chat_templates() if splicer_for(stem).report.outline_needed]
+    compared = [_compared_outlines(splicer_for(stem), Random(stem), monkeypatch) for stem in reading]
+    assert sum(compared) > 40
+
+
+def _compared_outlines(splicer: Splicer, random: Random, monkeypatch: pytest.MonkeyPatch) -> int:
+    follow_ups = [[user("zqNext")], [user("zqNext"), user("zqAgain")], [result("zqResult")]]
+    compared = 0
+    for _ in range(40):
+        names = random.choices(list(_ROUNDS), weights=[6, 1, 3, 1, 1], k=random.randint(5, 24))
+        earlier = [message for name in names for message in _ROUNDS[name]] + [user("last")]
+        for new in follow_ups:
+            parent = called(1, "Bern") if new[0].role == "tool" else said("zqReply")
+            head = lineage(splicer.renderer.encode("x"), splicer.renderer.encode("y"))
+            short = splicer.after(head, parent, new, PLAIN, earlier=earlier)
+            with monkeypatch.context() as whole:
+                whole.setattr(splicer_module, "outline", lambda messages: [_outlined(m) for m in messages])
+                full = splicer.after(head, parent, new, PLAIN, earlier=earlier)
+            if isinstance(full, Prompt):
+                assert isinstance(short, Prompt)
+                assert short.ids.tolist() == full.ids.tolist()
+                compared += 1
+    return compared
