@@ -104,10 +104,15 @@ if not state then ttl_s, run = unpack(redis.call('HMGET', session, 'ttl_s', 'run
 local ttl_ms = ttl_s and tonumber(ttl_s) * 1000 or default_ttl_ms
 if ttl_ms > 0 then
   local due = redis.call('PTTL', session) < ttl_ms - ttl_ms / 16
-  for _, key in ipairs(KEYS) do due = due or redis.call('PTTL', key) == -1 end
+  for i = 1, 10 do due = due or redis.call('PTTL', KEYS[i]) == -1 end
   -- All together: a session whose main key went before the others could be neither read nor continued.
   for _, key in ipairs(KEYS) do
     if due then redis.call('PEXPIRE', key, ttl_ms) end
+  end
+  -- These two come and go with each turn.
+  local left = redis.call('PTTL', session)
+  for i = 11, 12 do
+    if redis.call('PTTL', KEYS[i]) == -1 then redis.call('PEXPIRE', KEYS[i], left) end
   end
 end
 return {'committed', run or ''}

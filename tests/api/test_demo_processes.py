@@ -26,8 +26,10 @@ def child(tmp_path: Path, program: str) -> Child:
     return Child("server", command, url=f"http://127.0.0.1:{port}", ready_path="/", log=tmp_path / "log")
 
 
-def below() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+def family_of(server: Child) -> list[psutil.Process]:
+    assert server.pid is not None
+    own = psutil.Process(server.pid)
+    return [own, *own.children(recursive=True)]
 
 
 def gone(family: list[psutil.Process]) -> bool:
@@ -40,7 +42,7 @@ async def test_a_child_is_ready_when_it_answers_and_gone_when_stopped(tmp_path: 
     async with aiohttp.ClientSession() as client:
         await server.start()
         await server.ready(client, 20)
-        family = below()
+        family = family_of(server)
         assert len(family) == 2
         await server.stop()
         assert gone(family)
@@ -53,7 +55,7 @@ async def test_a_killed_child_takes_its_own_children_along_and_starts_again(tmp_
     async with aiohttp.ClientSession() as client:
         await server.start()
         await server.ready(client, 20)
-        family = below()
+        family = family_of(server)
         await server.kill()
         assert gone(family)
         await server.start()
@@ -88,7 +90,7 @@ async def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatc
     await server.start()
     while not (tmp_path / "log").read_bytes():  # noqa: ASYNC110 - another process writes it
         await asyncio.sleep(0.02)
-    family = below()
+    family = family_of(server)
     await server.stop()
     assert gone(family)
 
