@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -19,6 +21,10 @@ from store.redis import RedisStore
 from tests.servers import Shards, Watched, free_port
 
 TOPOLOGIES = ("standalone", "sentinel", "cluster")
+
+# A suite that a script runs in its background has SIGINT ignored, and so would have every server that it starts.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Property tests say the same every time, however slow the machine is.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
