@@ -202,3 +202,17 @@ async def test_a_streamed_reply_carries_the_same_message_and_ends_properly(stack
     assert events[-1] == "[DONE]"
     assert '"usage"' in events[-2]
     assert '"finish_reason":"tool_calls"' in events[-3]
+
+
+async def test_weights_updated_within_a_turn_are_spans_of_it(stack: Stack) -> None:
+    talk = Talk(stack)
+    spans = [{"version": "step-1", "start": 0, "end": 2}, {"version": "step-2", "start": 2, "end": 3}]
+    ids = {"ids": [9707, 0, 151645], "log_probs": [-0.25, -0.5, -1.0]}
+    await stack.script({**ids, "finish": {"type": "stop", "matched": 151645}, "meta_info": {"weight_versions": spans}})
+    await talk.say("Hello.")
+    turn = (await stack.turns(talk.session or ""))[0]
+    assert turn["weight_versions"] == spans
+    sample = (await stack.call("GET", f"/sessions/{talk.session}/trajectory")).body["samples"][0]
+    start = sample["turns"][0]["generation_start"]
+    placed = [(s["version"], s["start"] - start, s["end"] - start) for s in sample["weight_versions"]]
+    assert placed == [("step-1", 0, 2), ("step-2", 2, 3)]
